@@ -1,0 +1,21 @@
+"""The one environment variable that carries an activation, as JSON, to every process below."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+VARIABLE = "MINDSPEED_DRYRUN"
+
+
+def current() -> dict[str, Any]:
+    """The activation of this process; empty where there is none or it cannot be read."""
+    text = os.environ.get(VARIABLE, "")
+    if not text:
+        return {}
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,63 @@
+"""The command line: one module per verb; this file only finds the verb and prints errors as sentences."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+from mindspeed_dryrun import __version__
+from mindspeed_dryrun.errors import DryRunError
+
+# verb → one line of help. Each module has `add_arguments(parser)` and `run(args) -> exit status`, and its docstring
+# is the verb's long help. Modules are imported only when their verb is used: `--version` must not load rich or yaml.
+VERBS = {
+    "launch": "dry-run a training script and show every rank's peak memory",
+    "report": "summarise a record, or any folder of msrun worker logs",
+    "compare": "compare two records or log folders, rank by rank",
+    "explain": "say what fills the memory at the peak, and what to change",
+    "sweep": "run variants of one script into one table",
+    "search": "find the best parallel strategy under a memory budget",
+    "calibrate": "fit the time model to your own training logs",
+    "doctor": "say what is installed, what will be used, what is wrong and how to mend it",
+    "patches": "list the patch catalogue and its state against what is installed",
+    "activate": "print the environment that makes every msrun of this shell a dry run",
+    "deactivate": "print the commands that undo activate",
+    "setup": "install the engine packages into their private folder",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one verb. 0 all fits · 3 something does not fit · 1 a rank failed · 2 wrong use."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    parser = argparse.ArgumentParser(
+        prog="mindspeed-dryrun",
+        description="Dry-run MindSpeed-LLM training scripts: every rank's peak memory, without an NPU.",
+        epilog="`mindspeed-dryrun VERB --help` explains a verb. Exit status: 0 all simulated ranks fit, "
+        "3 at least one does not fit, 1 a rank failed or timed out, 2 wrong use.",
+    )
+    parser.add_argument("--version", action="version", version=f"mindspeed-dryrun {__version__}")
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+    wanted = next((word for word in words if not word.startswith("-")), None)
+    for verb, summary in VERBS.items():
+        if verb == wanted:
+            module = importlib.import_module(f"mindspeed_dryrun.commands.{verb}")
+            sub = verbs.add_parser(
+                verb, help=summary, description=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+            )
+            module.add_arguments(sub)
+            sub.set_defaults(run=module.run)
+        else:
+            verbs.add_parser(verb, help=summary, add_help=False)
+    args = parser.parse_args(words)
+    try:
+        return int(args.run(args))
+    except DryRunError as error:
+        print(f"mindspeed-dryrun: {error}", file=sys.stderr)
+        return error.exit_status
+    except BrokenPipeError:
+        return 0
+    except KeyboardInterrupt:
+        print("mindspeed-dryrun: interrupted", file=sys.stderr)
+        return 130

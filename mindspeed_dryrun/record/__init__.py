@@ -1,0 +1,1 @@
+"""The record: run directory, rank logs and memory tracker files, read into dataclasses."""
