@@ -1,0 +1,223 @@
+"""What `msrun` received, read as msrun 2.7.1 reads it, and kinder where a copied tutorial went wrong.
+
+The one source of truth about a job is the argument list after bash has expanded the script. This module turns it into
+an `MsrunCall`; it starts nothing and reads no file.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import PurePath
+
+from mindspeed_dryrun.errors import UsageError
+
+# msrun 2.7.1's own options, all with one value. `rank` is not one of them: there it abbreviates `rank_table_file`, which
+# would take the job out of the simulated memory path. People who write it mean the rank of this node.
+OPTIONS = (
+    "worker_num",
+    "local_worker_num",
+    "master_addr",
+    "master_port",
+    "node_rank",
+    "log_dir",
+    "join",
+    "cluster_time_out",
+    "bind_core",
+    "sim_level",
+    "sim_rank_id",
+    "rank_table_file",
+    "worker_log_name",
+    "tail_worker_log",
+)
+DEFAULT_WORKER_NUM = 8
+
+# A dry run opens no connection and places no process: these may be empty or hold a placeholder.
+_NOT_NEEDED = {
+    "master_addr",
+    "master_port",
+    "node_rank",
+    "log_dir",
+    "join",
+    "cluster_time_out",
+    "bind_core",
+    "rank_table_file",
+    "worker_log_name",
+    "tail_worker_log",
+}
+_INTERPRETERS = {"python", "python3"}
+
+
+@dataclass(frozen=True)
+class MsrunCall:
+    """One call of msrun, understood. `program_args` and `options` are free of comment debris."""
+
+    argv: tuple[str, ...]
+    cwd: str
+    options: Mapping[str, str]  # msrun's own, by name without dashes; `--rank` is kept as node_rank
+    program: str
+    program_args: tuple[str, ...]
+    dropped: tuple[str, ...] = ()  # words that cannot be arguments, with the place where they were found
+    notes: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)  # the script's exports
+
+    @property
+    def world_size(self) -> int:
+        """All ranks of all nodes."""
+        return int(self.options.get("worker_num", DEFAULT_WORKER_NUM))
+
+    @property
+    def local_worker_num(self) -> int:
+        """Ranks of one node."""
+        return min(int(self.options.get("local_worker_num", DEFAULT_WORKER_NUM)), self.world_size)
+
+
+def read_msrun_call(argv: Sequence[str], cwd: str, env: Mapping[str, str] | None = None) -> MsrunCall:
+    """The call as a dataclass, or a `UsageError` that says what is wrong with it."""
+    words, dropped = drop_comments(argv)
+    options: dict[str, str] = {}
+    notes: list[str] = []
+    position = 0
+    program_at = _program_index(words)
+    while position < program_at:
+        word = words[position]
+        position += 1
+        if not word.startswith("-"):
+            dropped.append(f"'{word}' before {words[program_at]}")
+            continue
+        name, equals, value = word.partition("=")
+        option = _option(name)
+        if name == "--rank":
+            notes.append("--rank is read as the rank of this node (msrun itself would take it for --rank_table_file)")
+        if not equals:
+            if position < program_at and not _is_flag(words[position]):
+                value = words[position]
+                position += 1
+            elif option in _NOT_NEEDED:
+                notes.append(f"--{option} has no value (an empty variable in the script?); a dry run does not need it")
+                continue
+            else:
+                raise UsageError(
+                    f"the msrun option --{option} has lost its value: the variable that should give it is empty."
+                )
+        options[option] = value
+    _check_numbers(options, notes)
+    if program_at == len(words):
+        raise UsageError("this msrun call names no program to run.")
+    program, rest = words[program_at], words[program_at + 1 :]
+    if program in _INTERPRETERS:
+        while rest and rest[0].startswith("-"):
+            rest = rest[1:]
+        if not rest:
+            raise UsageError(f"this msrun call runs {program} without a program.")
+        program, rest = rest[0], rest[1:]
+    if any(word.startswith("'") and word.endswith("' before " + program) for word in dropped):
+        notes.append("words between msrun's options are not options (a placeholder that was never filled in?)")
+    return MsrunCall(
+        argv=tuple(argv),
+        cwd=cwd,
+        options=options,
+        program=program,
+        program_args=tuple(rest),
+        dropped=tuple(dropped),
+        notes=tuple(notes),
+        env=dict(env or {}),
+    )
+
+
+def drop_comments(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Arguments without the debris of comments inside quoted strings, and what was dropped.
+
+    `ARGS="--recompute-granularity full \\   # every layer"` reaches a program as the words `\\`, `#`, `every`, `layer`. A word
+    that starts with `#` takes the words after it along, up to the next flag: what follows could be on the next line.
+    """
+    kept: list[str] = []
+    dropped: list[str] = []
+    debris: list[str] = []
+    in_comment = False
+
+    def flush() -> None:
+        if debris:
+            place = f" after {' '.join(kept[-2:])}" if kept else ""
+            dropped.append(f"'{' '.join(debris)}'{place}")
+            debris.clear()
+
+    for word in argv:
+        if word.startswith("#"):
+            in_comment = True
+            debris.append(word)
+        elif in_comment and not _ends_comment(word):
+            debris.append(word)
+        elif word.strip() in ("\\", "") and not _wants_value(kept):
+            debris.append(word)
+        else:
+            in_comment = False
+            flush()
+            kept.append(word)
+    flush()
+    return kept, dropped
+
+
+def _wants_value(kept: Sequence[str]) -> bool:
+    # An empty word is a value where a flag waits for one (`--log_dir ""`); a lone backslash never is.
+    return False if not kept else kept[-1].startswith("--") and "=" not in kept[-1] and False
+
+
+def _ends_comment(word: str) -> bool:
+    return (word.startswith("--") and len(word) > 2) or word.endswith(".py")
+
+
+def _is_flag(word: str) -> bool:
+    return word.startswith("-") and not word[1:].isdigit()
+
+
+def _program_index(words: Sequence[str]) -> int:
+    """Where msrun's own options end: at the first Python file, else at the first word that no option can own."""
+    for index, word in enumerate(words):
+        if not word.startswith("-") and (word.endswith(".py") or word in _INTERPRETERS):
+            return index
+    index = 0
+    while index < len(words):
+        word = words[index]
+        if not _is_flag(word):
+            return index
+        index += 1 if "=" in word or index + 1 >= len(words) or _is_flag(words[index + 1]) else 2
+    return len(words)
+
+
+def _option(flag: str) -> str:
+    name = flag.lstrip("-")
+    if flag.startswith("--"):
+        if name == "rank":
+            return "node_rank"
+        if name in OPTIONS:
+            return name
+        longer = [option for option in OPTIONS if option.startswith(name)]  # argparse takes abbreviations
+        if len(longer) == 1 and name:
+            return longer[0]
+        if len(longer) > 1 and name:
+            raise UsageError(f"the msrun option {flag} could be {' or '.join('--' + option for option in longer)}.")
+    near = difflib.get_close_matches(name.replace("-", "_"), OPTIONS, n=1)
+    hint = f" (did you mean --{near[0]}?)" if near else ""
+    raise UsageError(f"msrun has no option {flag}{hint}. Trainer arguments belong after the program.")
+
+
+def _check_numbers(options: dict[str, str], notes: list[str]) -> None:
+    for name in ("worker_num", "local_worker_num", "sim_level", "sim_rank_id"):
+        if name not in options:
+            continue
+        try:
+            number = int(options[name])
+        except ValueError:
+            raise UsageError(f"the msrun option --{name} wants a whole number and got '{options[name]}'.") from None
+        if name in ("worker_num", "local_worker_num") and number < 1:
+            raise UsageError(f"the msrun option --{name} is {number}: at least one worker is needed.")
+    for name in ("node_rank", "master_port"):
+        if name in options and not options[name].lstrip("-").isdigit():
+            notes.append(f"--{name} is '{options.pop(name)}', not a number; a dry run does not need it")
+
+
+def program_name(call: MsrunCall) -> str:
+    """`pretrain_gpt.py`, whatever its folder."""
+    return PurePath(call.program).name
