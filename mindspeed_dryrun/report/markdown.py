@@ -1,0 +1,43 @@
+"""The report as Markdown, for merge requests and wikis."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Sequence
+
+from mindspeed_dryrun.record.model import Report
+from mindspeed_dryrun.report import view
+
+
+def render(report: Report) -> str:
+    """Verdict, job, a table of rank classes, errors, what is not counted."""
+    verdict = view.verdict(report)
+    lines = [f"## {verdict.word}", "", escape(verdict.sentence), "", escape(view.job_words(report))]
+    if engine := view.engine_words(report):
+        lines += ["", escape(engine)]
+    found = view.rows(report)
+    body = [view.rank_cells(row, report.budget_mb, width=40) for row in found]
+    for cells, row in zip(body, found, strict=True):
+        cells[0] = f"**{cells[0]}**" if row.worst else cells[0]
+    lines += ["", *pipe_table(view.RANK_HEAD, body, left=(1, 3))]
+    if problems := view.errors(found):
+        lines += ["", *(f"- {escape(problem)}" for problem in problems)]
+    if any(row.folded for row in found):
+        lines += ["", "A row holds ranks of one class; its figures are the largest among them."]
+    if report.not_counted:
+        lines += ["", "Not counted:", "", *(f"- {escape(view.clean(item))}" for item in report.not_counted)]
+    if report.notes:
+        lines += ["", "Notes:", "", *(f"- {escape(view.clean(item))}" for item in report.notes)]
+    return "\n".join(lines) + "\n"
+
+
+def escape(text: str) -> str:
+    """Text that Markdown shows as it is: no markup, no HTML, no broken table cell."""
+    return re.sub(r"([\\`*_\[\]|~])", r"\\\1", html.escape(text, quote=False))
+
+
+def pipe_table(head: Sequence[str], body: Sequence[Sequence[str]], left: Sequence[int] = ()) -> list[str]:
+    """A pipe table; numbers to the right except the columns named in `left`. Cells come escaped."""
+    rule = [":--" if i in left else "--:" for i in range(len(head))]
+    return ["| " + " | ".join(row) + " |" for row in [head, rule, *body]]

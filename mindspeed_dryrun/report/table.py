@@ -1,0 +1,73 @@
+"""The report as a table for a terminal: at most 80 columns, worst rank first, colour only when asked for."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Sequence
+
+from mindspeed_dryrun.record.model import Report
+from mindspeed_dryrun.report import view
+
+WIDTH = 80
+_COLOURS = {"good": "\x1b[1;32m", "bad": "\x1b[1;31m", "warn": "\x1b[1;33m"}
+_STATUS_TONES = {"ok": "good", "oom": "bad", "failed": "bad", "timeout": "bad"}
+
+
+def render(report: Report, colour: bool = False) -> str:
+    """Verdict, job, one line per rank class, errors, and what is not counted."""
+    verdict = view.verdict(report)
+    lines = _wrap(f"{verdict.word}  {verdict.sentence}")
+    lines[0] = paint(verdict.word, verdict.tone, colour) + lines[0][len(verdict.word) :]
+    lines += _wrap(view.job_words(report))
+    if engine := view.engine_words(report):
+        lines += _wrap(engine)
+    lines += ["", *_rank_lines(report, colour)]
+    found = view.rows(report)
+    for error in view.errors(found):
+        lines += _wrap(error, most=3)
+    if any(row.folded for row in found):
+        lines += _wrap("A row holds ranks of one class; its figures are the largest among them.")
+    if report.not_counted:
+        lines += ["", *_wrap("Not counted: " + "; ".join(view.clean(item) for item in report.not_counted))]
+    for note in report.notes:
+        lines += _wrap("Note: " + view.clean(note))
+    return "\n".join(lines) + "\n"
+
+
+def paint(text: str, tone: str, colour: bool) -> str:
+    """Text in the colour of its tone, or as it is."""
+    return f"{_COLOURS[tone]}{text}\x1b[0m" if colour and tone in _COLOURS else text
+
+
+def columns(head: Sequence[str], body: Sequence[Sequence[str]], left: Iterable[int] = ()) -> list[str]:
+    """Aligned columns, two spaces apart; numbers to the right except the columns named in `left`."""
+    lefts = set(left)
+    widths = [max(len(row[i]) for row in [head, *body]) for i in range(len(head))]
+    return [
+        "  ".join(
+            cell.ljust(width) if i in lefts else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in [head, *body]
+    ]
+
+
+def _rank_lines(report: Report, colour: bool) -> list[str]:
+    found = view.rows(report)
+    body = [view.rank_cells(row, report.budget_mb, width=16) for row in found]
+    for cells, row in zip(body, found, strict=True):
+        cells[0] = ("▶" if row.worst else " ") + cells[0]
+    lines = columns(view.RANK_HEAD, body, left=(1, 3))
+    if colour:
+        for index, row in enumerate(found, start=1):
+            status = f"  {row.status}"
+            tone = _STATUS_TONES.get(row.status, "warn")
+            lines[index] = lines[index].replace(status, "  " + paint(row.status, tone, True), 1)
+    return lines
+
+
+def _wrap(text: str, most: int | None = None) -> list[str]:
+    lines = textwrap.wrap(text, WIDTH, subsequent_indent="  ", break_long_words=True) or [""]
+    if most is not None and len(lines) > most:
+        lines = [*lines[: most - 1], view.shorten(lines[most - 1] + " …", WIDTH - 1)]
+    return lines

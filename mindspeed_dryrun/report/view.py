@@ -1,0 +1,203 @@
+"""What every view says in the same words: the verdict, the rows of ranks folded by class, safe text."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass
+
+from mindspeed_dryrun.record.model import JobSummary, RankReport, Report
+
+# More rows than this do not fit a screen: ranks that differ in nothing a table shows share a row,
+# and if that is not enough, ranks of one stage do.
+MOST_ROWS = 40
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """`word` is FITS, DOES NOT FIT, FAILED or UNKNOWN; `tone` good, bad or warn; `sentence` says it in full."""
+
+    word: str
+    tone: str
+    sentence: str
+
+
+@dataclass(frozen=True)
+class Row:
+    """Ranks that share a line. Figures are the largest among them; `folded` when they differ."""
+
+    rank: int
+    ranks: tuple[int, ...]
+    stage: int | None
+    status: str
+    error: str | None
+    used_peak_mb: int | None
+    actual_peak_mb: int | None
+    why: str | None
+    folded: bool = False
+    worst: bool = False
+
+
+def clean(text: str) -> str:
+    """One line without control characters: log text must not steer a terminal or break a table."""
+    safe = "".join(" " if unicodedata.category(char) in ("Cc", "Cf", "Cs", "Zl", "Zp") else char for char in text)
+    return " ".join(safe.split())
+
+
+def shorten(text: str, width: int) -> str:
+    """At most `width` characters, with an ellipsis where something was cut."""
+    return text if len(text) <= width else text[: max(width - 1, 0)] + "…"
+
+
+def percent(part: float, whole: float) -> str:
+    """'93.3%'; an en dash where there is no whole."""
+    return f"{100 * part / whole:.1f}%" if whole else "–"
+
+
+def ranges(ranks: Iterable[int]) -> str:
+    """(0, 1, 2, 5) → '0-2,5'; a steady stride reads '0-62:2'."""
+    numbers = sorted(set(ranks))
+    parts: list[str] = []
+    while numbers:
+        first, length, stride = numbers[0], 1, 1
+        if len(numbers) > 1:
+            stride = numbers[1] - numbers[0]
+            while length < len(numbers) and numbers[length] == first + length * stride:
+                length += 1
+        if stride > 1 and length < 3:
+            length, stride = 1, 1
+        last = numbers[length - 1]
+        parts.append(str(first) if length == 1 else f"{first}-{last}" + (f":{stride}" if stride > 1 else ""))
+        numbers = numbers[length:]
+    return ",".join(parts)
+
+
+def parallel_words(job: JobSummary) -> str:
+    """'TP2 PP2 DP1', with CP, EP and VPP where they are used."""
+    layout = job.parallel
+    words = [f"TP{layout.tp}", f"PP{layout.pp}", f"DP{layout.dp}"]
+    words += [f"{name}{value}" for name, value in (("CP", layout.cp), ("EP", layout.ep)) if value > 1]
+    if layout.vpp:
+        words.append(f"VPP{layout.vpp}")
+    return " ".join(words)
+
+
+def job_words(report: Report) -> str:
+    """The job in one line."""
+    if report.job is None:
+        return f"a folder of {plural(len(report.ranks), 'worker log')}"
+    job = report.job
+    ranks = plural(job.world_size, "rank")
+    return f"{clean(job.script)} · {ranks} · {parallel_words(job)} · {clean(job.trainer)} trainer"
+
+
+def engine_words(report: Report) -> str:
+    """What counted, in one line; empty where the logs do not say."""
+    engine = report.engine
+    words = []
+    if engine.mindspore:
+        words.append(f"MindSpore {clean(engine.mindspore)}")
+    if engine.cann:
+        words.append(f"CANN {clean(engine.cann)}")
+    if engine.level is not None:
+        words.append(f"simulation level {engine.level}")
+    return " · ".join(words)
+
+
+def plural(count: int, noun: str) -> str:
+    """1 rank, 4 ranks."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def worst(report: Report) -> RankReport | None:
+    """The worst rank's own line."""
+    return next((rank for rank in report.ranks if rank.rank == report.worst_rank), None)
+
+
+def verdict(report: Report) -> Verdict:
+    """Will it fit, on which rank, by how much. A failed rank comes first: its figure means nothing."""
+    broken = [rank for rank in report.ranks if rank.status in ("failed", "timeout")]
+    if broken:
+        names = ranges(number for rank in broken for number in rank.represents or (rank.rank,))
+        what = "timed out" if all(rank.status == "timeout" for rank in broken) else "failed"
+        noun = "Rank" if names.isdigit() else "Ranks"
+        return Verdict("FAILED", "bad", f"{noun} {shorten(names, 30)} {what}: there is no figure to trust.")
+    rank = worst(report)
+    if rank is None or report.actual_peak_mb is None:
+        return Verdict("UNKNOWN", "warn", "No rank printed its peak memory.")
+    where = f"Worst rank {rank.rank}" + (f" (stage {rank.stage})" if rank.stage is not None else "")
+    need = f"{where} needs {report.actual_peak_mb}M with fragments"
+    if report.budget_mb is None:
+        return Verdict("UNKNOWN", "warn", f"{need}; no budget is known to compare it with.")
+    margin = report.budget_mb - report.actual_peak_mb
+    if report.fits:
+        return Verdict("FITS", "good", f"{need}: {margin}M below the budget of {report.budget_mb}M.")
+    if margin < 0:
+        return Verdict("DOES NOT FIT", "bad", f"{need}: {-margin}M above the budget of {report.budget_mb}M.")
+    return Verdict("DOES NOT FIT", "bad", f"{need} of {report.budget_mb}M.")
+
+
+def rows(report: Report) -> tuple[Row, ...]:
+    """One row per rank class, worst first, then failures, then by peak. Every rank is in exactly one row."""
+    groups = [[rank] for rank in report.ranks]
+    if len(groups) > 16:
+        groups = _group(report.ranks, lambda rank: (rank.stage, rank.status, rank.error, rank.used_peak_mb))
+    if len(groups) > MOST_ROWS:
+        groups = _group(report.ranks, lambda rank: (rank.stage, rank.status))
+    found = [_row(group, report.worst_rank) for group in groups]
+    broken = ("failed", "timeout")
+    return tuple(
+        sorted(found, key=lambda row: (not row.worst, row.status not in broken, -(row.actual_peak_mb or 0), row.rank))
+    )
+
+
+RANK_HEAD = ("rank", "stands for", "stage", "status", "used peak", "with fragments", "of budget")
+
+
+def mb(value: float | None) -> str:
+    """'55389M', or an en dash where there is no figure."""
+    return "–" if value is None else f"{value:.0f}M"
+
+
+def rank_cells(row: Row, budget_mb: int | None, width: int) -> list[str]:
+    """A row under RANK_HEAD; the list of ranks takes at most `width` characters."""
+    # A rank that stopped early still printed a peak, a small and meaningless one: it is not shown.
+    stopped = row.status in ("failed", "timeout")
+    used, actual = (None, None) if stopped else (row.used_peak_mb, row.actual_peak_mb)
+    share = "–" if actual is None or not budget_mb else percent(actual, budget_mb)
+    stage = "–" if row.stage is None else str(row.stage)
+    stands_for = shorten(ranges(row.ranks), width)
+    return [str(row.rank), stands_for, stage, row.status, mb(used), mb(actual), share]
+
+
+def errors(found: Sequence[Row], most: int = 10) -> list[str]:
+    """'rank 3: the first error line', one for each row that has one."""
+    lines = [
+        f"rank {shorten(ranges(row.ranks), 24)} {row.status}: {clean(row.error or 'no error line in its log')}"
+        for row in found
+        if row.status in ("failed", "timeout")
+    ]
+    return lines[:most] + ([f"… and {len(lines) - most} more"] if len(lines) > most else [])
+
+
+def _group(ranks: Iterable[RankReport], key: Callable[[RankReport], Hashable]) -> list[list[RankReport]]:
+    groups: dict[Hashable, list[RankReport]] = {}
+    for rank in ranks:
+        groups.setdefault(key(rank), []).append(rank)
+    return list(groups.values())
+
+
+def _row(group: list[RankReport], worst_rank: int | None) -> Row:
+    top = max(group, key=lambda rank: (rank.rank == worst_rank, rank.actual_peak_mb or 0))
+    return Row(
+        rank=top.rank,
+        ranks=tuple(sorted({number for rank in group for number in rank.represents or (rank.rank,)})),
+        stage=top.stage,
+        status=top.status,
+        error=top.error,
+        used_peak_mb=max((rank.used_peak_mb for rank in group if rank.used_peak_mb is not None), default=None),
+        actual_peak_mb=max((rank.actual_peak_mb for rank in group if rank.actual_peak_mb is not None), default=None),
+        why=top.why,
+        folded=len({(rank.used_peak_mb, rank.actual_peak_mb) for rank in group}) > 1,
+        worst=any(rank.rank == worst_rank for rank in group),
+    )
