@@ -1,0 +1,79 @@
+"""The user's cache folder: what is made once, kept, and only writable by its owner."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from mindspeed_dryrun.errors import DryRunError
+
+VARIABLE = "MINDSPEED_DRYRUN_CACHE"
+
+
+def cache_root() -> Path:
+    """`$MINDSPEED_DRYRUN_CACHE`, else `$XDG_CACHE_HOME/mindspeed_dryrun`, else `~/.cache/mindspeed_dryrun`."""
+    chosen = os.environ.get(VARIABLE)
+    if chosen:
+        return Path(chosen).expanduser().absolute()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "mindspeed_dryrun"
+
+
+def make_once(folder: Path, build: Callable[[Path], None]) -> Path:
+    """Returns `folder`, made by `build(temporary)` if it is not there yet, and moved into place whole.
+
+    Processes that ask at the same time wait for the first; one that is killed half way leaves nothing that could be
+    taken for the whole, and the next one clears it away. What is found there must belong to this user alone.
+    """
+    if folder.is_dir():
+        _refuse_if_others_can_write(folder)
+        return folder
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with _locked(folder.parent / f"{folder.name}.lock"):
+            if not folder.is_dir():
+                for left_over in folder.parent.glob(f"{folder.name}.tmp-*"):
+                    shutil.rmtree(left_over, ignore_errors=True)
+                temporary = Path(tempfile.mkdtemp(prefix=f"{folder.name}.tmp-", dir=folder.parent))
+                try:
+                    build(temporary)
+                    temporary.rename(folder)
+                finally:
+                    shutil.rmtree(temporary, ignore_errors=True)
+    except OSError as error:
+        raise DryRunError(
+            f"Cannot write the cache folder {folder.parent} ({error.strerror}). Name another one: export {VARIABLE}=DIR"
+        ) from error
+    _refuse_if_others_can_write(folder)
+    return folder
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with path.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _refuse_if_others_can_write(folder: Path) -> None:
+    """Libraries and modules in this folder are loaded into the user's processes: nobody else may be able to plant one."""
+    for path in (cache_root(), *_between(cache_root(), folder), *folder.rglob("*")):
+        try:
+            found = path.lstat()
+        except FileNotFoundError:
+            continue
+        writable = not stat.S_ISLNK(found.st_mode) and found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+        if writable or found.st_uid not in (os.getuid(), 0):
+            raise DryRunError(
+                f"{path} can be written by other users, and its libraries would be loaded into your processes. "
+                f"Mend it (chmod -R go-w {cache_root()}) or name another folder: export {VARIABLE}=DIR"
+            )
+
+
+def _between(root: Path, folder: Path) -> list[Path]:
+    return [parent for parent in (folder, *folder.parents) if root in parent.parents]
