@@ -1,0 +1,42 @@
+"""Says what is installed, what will be used, what is wrong and the command that mends it; ends with a trial of the engine.
+
+Exit status 0 if dry runs work here, 1 if something is wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+
+from mindspeed_dryrun.doctor.checks import Check, all_checks
+from mindspeed_dryrun.doctor.trial import engine_trial
+
+_MARKS = {"ok": "ok", "note": "note", "absent": "-", "wrong": "WRONG"}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """`--json` for programs."""
+    parser.add_argument("--json", action="store_true", help="print the checks as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prints every check as it is made."""
+    checks: list[Check] = []
+    for make in (all_checks, lambda: iter([engine_trial()])):
+        for check in make():
+            checks.append(check)
+            if not args.json:
+                _print(check)
+    wrong = [check for check in checks if check.state == "wrong"]
+    if args.json:
+        print(json.dumps({"ok": not wrong, "checks": [dataclasses.asdict(check) for check in checks]}, indent=2))
+    else:
+        print("\nDry runs work here." if not wrong else f"\n{len(wrong)} thing(s) to mend before dry runs work here.")
+    return 1 if wrong else 0
+
+
+def _print(check: Check) -> None:
+    print(f"{_MARKS[check.state]:<6} {check.name:<25} {check.found}  (wanted: {check.wanted})", flush=True)
+    if check.mend:
+        print(f"{'':6} {'':25} → {check.mend}", flush=True)

@@ -1,0 +1,24 @@
+"""Installs MSAdapter and megatron-core into a private folder, and makes the stand-in CANN where no CANN is installed.
+
+Nothing of the environment changes: a PyTorch that is installed stays what it is. `launch` does the same by itself when
+it first needs it.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from mindspeed_dryrun import packages
+from mindspeed_dryrun.cann import choose_engine
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """No options."""
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prepares everything a dry run needs."""
+    engine = choose_engine()
+    print(f"Engine: MindSpore {engine.mindspore} on {'the ' if engine.cann == 'stand-in' else ''}{engine.cann} CANN")
+    print(f"Engine packages: {packages.install()}")
+    return 0

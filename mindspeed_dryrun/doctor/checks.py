@@ -1,0 +1,160 @@
+"""The checks of `doctor`: each looks at one thing and says what it found, what is wanted, and the command that mends it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import re
+import shutil
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from mindspeed_dryrun import packages
+from mindspeed_dryrun.cache import cache_root
+from mindspeed_dryrun.cann.choice import find_mindspore
+from mindspeed_dryrun.cann.real import find_real_cann, npus
+from mindspeed_dryrun.errors import DryRunError
+
+CORE_MS_VARIABLE = "MINDSPEED_CORE_MS_PATH"
+DISK_WANTED_GB = 5
+MEMORY_WANTED_GB = 2
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of `doctor`. State: `ok`, `note` (works, but not what upstream tested), `absent` (optional), `wrong`."""
+
+    name: str
+    found: str
+    wanted: str
+    state: str
+    mend: str | None = None
+
+
+def all_checks(environ: Mapping[str, str] | None = None) -> Iterator[Check]:
+    """Every check but the engine's trial, in the order of the data's way: interpreter, engine, upstream, machine."""
+    environ = os.environ if environ is None else environ
+    yield python()
+    yield mindspore()
+    yield from (msadapter(), megatron(environ))
+    yield from upstream(environ)
+    yield from (cann(environ), cards(), disk(), memory(), cores())
+
+
+def python() -> Check:
+    version = ".".join(map(str, sys.version_info[:3]))
+    state = "ok" if sys.version_info[:2] == (3, 10) else "note" if sys.version_info >= (3, 10) else "wrong"
+    mend = None if state == "ok" else "MindSpeed-LLM is tested on 3.10: python3.10 -m venv .venv"
+    return Check("Python", version, "3.10", state, mend)
+
+
+def mindspore() -> Check:
+    install = "pip install mindspore==2.7.1"
+    try:
+        folder, version = find_mindspore()
+    except DryRunError:
+        return Check("MindSpore", "not installed", "2.7.1", "wrong", install)
+    if not list(folder.glob("lib/plugin/libmindspore_ascend.so*")):
+        return Check("MindSpore", f"{version}, CPU-only build", "2.7.1", "wrong", f"{install} --force-reinstall")
+    return Check("MindSpore", version, "2.7.1", *_compared(version, "2.7.1", install))
+
+
+def msadapter() -> Check:
+    return _private("MSAdapter", "msadapter", "0.5.0b1")
+
+
+def megatron(environ: Mapping[str, str]) -> Check:
+    return _private("Megatron (megatron-core)", "megatron_core", "0.12.1")
+
+
+def upstream(environ: Mapping[str, str]) -> Iterator[Check]:
+    """The trees of the real MindSpeed-LLM. All are optional: without them the embedded trainer is used."""
+    root = environ.get(CORE_MS_VARIABLE)
+    clone = f"git clone MindSpeed-Core-MS -b r0.4.0, run `source auto_convert.sh llm` in it, export {CORE_MS_VARIABLE}=DIR"
+    if root and not Path(root).is_dir():
+        yield Check("MindSpeed-Core-MS", f"{CORE_MS_VARIABLE}={root} is no folder", "r0.4.0", "wrong", clone)
+        return
+    where = [Path(root)] if root else []
+    where += [Path(entry).parent for entry in environ.get("PYTHONPATH", "").split(":") if entry]
+    core = next((path for path in where if (path / "auto_convert.sh").is_file()), Path(root) if root else None)
+    yield Check("MindSpeed-Core-MS", str(core) if core else "not found", "r0.4.0", "ok" if core else "absent", None if core else clone)
+    for name, probe, wanted in (
+        ("MindSpeed-LLM", "MindSpeed-LLM/mindspeed_llm", "2.2.0"),
+        ("MindSpeed", "MindSpeed/mindspeed", "2.2.0_core_r0.12.1"),
+        ("Megatron-LM", "Megatron-LM/megatron", "core_v0.12.1"),
+    ):
+        tree = next((path / probe for path in where if (path / probe).is_dir()), None)
+        if tree:
+            version = _tree_version(tree.parent) or "version unknown"
+            yield Check(name, f"{version}, {tree.parent}", wanted, "ok" if version.lstrip("v") in (wanted, wanted.split("_")[0], wanted.split("v")[-1]) else "note")
+        else:
+            yield Check(name, "not found", wanted, "absent", clone)
+
+
+def cann(environ: Mapping[str, str]) -> Check:
+    real = find_real_cann(environ)
+    if real is None:
+        return Check("CANN", "none; the stand-in is used", "8.2", "ok")
+    if not real.complete:
+        found = f"{real.version} at {real.home}, incomplete ({', '.join(real.missing)} missing); the stand-in is used"
+        return Check("CANN", found, "8.2", "note", "reinstall CANN, or unset ASCEND_HOME_PATH")
+    return Check("CANN", f"{real.version} at {real.home}", "8.2", "ok" if real.version.startswith("8.2") else "note")
+
+
+def cards() -> Check:
+    count = npus()
+    return Check("NPUs", str(count) if count else "none", "none needed", "ok")
+
+
+def disk() -> Check:
+    place = next(path for path in (cache_root(), *cache_root().parents) if path.exists())
+    free = shutil.disk_usage(place).free / 2**30
+    enough = free >= DISK_WANTED_GB
+    mend = None if enough else "free some room, or export MINDSPEED_DRYRUN_CACHE=DIR on a larger disk"
+    return Check("Disk", f"{free:.0f} GB free at {place}", f"{DISK_WANTED_GB} GB", "ok" if enough else "wrong", mend)
+
+
+def memory() -> Check:
+    free = psutil.virtual_memory().available / 2**30
+    enough = free >= MEMORY_WANTED_GB
+    return Check("Memory", f"{free:.1f} GB free", f"{MEMORY_WANTED_GB} GB", "ok" if enough else "wrong", None if enough else "a rank takes 0.6 GB: close other programs")
+
+
+def cores() -> Check:
+    return Check("Cores", str(len(os.sched_getaffinity(0))), "1", "ok")
+
+
+def _private(label: str, distribution: str, wanted: str) -> Check:
+    folder = packages.packages_folder()
+    for found in importlib.metadata.distributions(path=[str(folder)]):
+        if (found.metadata["Name"] or "").replace("-", "_") == distribution:
+            state, mend = _compared(found.version, wanted, "mindspeed-dryrun setup")
+            return Check(label, f"{found.version}, private folder", wanted, state, mend)
+    return Check(label, "not installed", wanted, "wrong", "mindspeed-dryrun setup")
+
+
+def _compared(found: str, wanted: str, mend: str) -> tuple[str, str | None]:
+    return ("ok", None) if found == wanted else ("note", mend)
+
+
+def _tree_version(tree: Path) -> str | None:
+    """The branch or tag a tree was checked out at, else what its setup.py or package_info says."""
+    head = tree / ".git" / "HEAD"
+    readers: tuple[tuple[Path, str], ...] = (
+        (head, r"ref: refs/heads/(\S+)"),
+        (tree / "megatron/core/package_info.py", r"(?s)MAJOR = (\d+).*?MINOR = (\d+).*?PATCH = (\d+)"),
+        (tree / "setup.py", r"__version__ = ['\"]([^'\"]+)"),
+        (tree / "setup.py", r"version=['\"]([^'\"]+)"),
+    )
+    for path, pattern in readers:
+        if path.is_file():
+            match = re.search(pattern, path.read_text(errors="replace"))
+            if match:
+                return ".".join(match.groups())
+    return None
+
+

@@ -1,0 +1,46 @@
+"""A real trial of the engine: one simulated rank of a large job multiplies two matrices, and the peak must be right."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+
+from mindspeed_dryrun.cann import choose_engine
+from mindspeed_dryrun.doctor.checks import Check
+from mindspeed_dryrun.errors import DryRunError
+from mindspeed_dryrun.record.worker_log import read_worker_log
+
+# Two inputs and one output of 8192 × 8192 in float32.
+EXPECTED_MB = 3 * 8192 * 8192 * 4 // 2**20
+PROGRAM = """
+import mindspore
+mindspore.set_device("Ascend")
+left = mindspore.mint.zeros((8192, 8192), dtype=mindspore.float32)
+right = mindspore.mint.zeros((8192, 8192), dtype=mindspore.float32)
+product = mindspore.mint.matmul(left, right)
+"""
+
+
+def engine_trial() -> Check:
+    """Runs the program on the engine that dry runs would use and compares its peak with what the sizes say."""
+    started = time.monotonic()
+    wanted = f"{EXPECTED_MB}M counted"
+    try:
+        engine = choose_engine()
+    except DryRunError as error:
+        return Check("Engine trial", "no engine", wanted, "wrong", str(error))
+    environ = engine.environment(os.environ) | {"RANK_ID": "0", "RANK_SIZE": "8", "PYTHONDONTWRITEBYTECODE": "1"}
+    with tempfile.TemporaryDirectory() as folder:
+        done = subprocess.run(
+            [sys.executable, "-c", PROGRAM], env=environ, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
+        )
+        log = read_worker_log(done.stdout)
+    seconds = time.monotonic() - started
+    found = f"{log.used_peak_mb}M counted by MindSpore {engine.mindspore} on the {engine.cann} CANN in {seconds:.1f} s"
+    if done.returncode == 0 and log.used_peak_mb == EXPECTED_MB:
+        return Check("Engine trial", found, wanted, "ok")
+    reason = log.first_error or f"exit status {done.returncode}"
+    return Check("Engine trial", f"failed: {reason}" if log.used_peak_mb is None else found, wanted, "wrong", "see the support table of the README")
