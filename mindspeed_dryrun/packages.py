@@ -1,7 +1,7 @@
 """MSAdapter and megatron-core, in a private folder that only simulated ranks have on their path.
 
-MSAdapter's wheel carries top-level folders `torch`, `torch_npu`, `apex` and more: installed beside a real PyTorch it would
-overwrite it. megatron-core asks pip for `torch`, gigabytes of it. So neither goes into the user's environment.
+MSAdapter's wheel carries top-level folders `torch`, `torch_npu`, `apex` and more: installed beside a real PyTorch it
+would overwrite it. megatron-core asks pip for `torch`, gigabytes of it. So neither goes into the user's environment.
 """
 
 from __future__ import annotations
@@ -48,11 +48,13 @@ def install(say: Callable[[str], None] = print) -> Path:
 
 
 def _fetch(target: Path) -> None:
-    done = subprocess.run([*_installer(), "--quiet", "--no-deps", "--target", str(target), *PINS], capture_output=True, text=True, check=False)
+    command = [*_installer(), "--quiet", "--no-deps", "--target", str(target), *PINS]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         reason = next((line for line in reversed(done.stderr.splitlines()) if line.strip()), "no reason given")
         raise DryRunError(
-            f"Could not install {' and '.join(PINS)}: {reason.strip()} Check that the package index can be reached (pip config list)."
+            f"Could not install {' and '.join(PINS)}: {reason.strip()} "
+            "Check that the package index can be reached (pip config list)."
         )
     # The loader must not take another user's word for what lies here, whatever the umask was.
     for path in (target, *target.rglob("*")):

@@ -53,7 +53,8 @@ def choose_engine(level: int = 1, python: str = sys.executable, environ: Mapping
     """The engine that dry runs use here. A complete CANN is always taken; the stand-in otherwise."""
     if sys.platform != "linux":
         raise DryRunError(
-            f"MindSpore's Ascend plugin exists for Linux only, and this is {sys.platform}. Use a Linux machine, a container or WSL 2."
+            f"MindSpore's Ascend plugin exists for Linux only, and this is {sys.platform}. "
+            "Use a Linux machine, a container or WSL 2."
         )
     if level not in LEVELS:
         raise DryRunError(f"Simulation level {level} does not exist: choose 0, 1, 2 or 3.")
@@ -62,8 +63,8 @@ def choose_engine(level: int = 1, python: str = sys.executable, environ: Mapping
     if level >= 2 and not (real and real.complete and npus()):
         lacking = "a card" if real and real.complete else "a real CANN and a card"
         raise DryRunError(
-            f"Level {level} counts operator workspace{' and time' if level == 3 else ''} by asking the device: it needs {lacking}, "
-            "and this machine has none. Use --level 1, or run it on an Ascend host."
+            f"Level {level} counts operator workspace{' and time' if level == 3 else ''} by asking the device: "
+            f"it needs {lacking}, and this machine has none. Use --level 1, or run it on an Ascend host."
         )
     if real and real.complete:
         return Engine(version, real.version, level, real)
@@ -73,7 +74,9 @@ def choose_engine(level: int = 1, python: str = sys.executable, environ: Mapping
 def refuse_graph_o2(engine: Engine) -> None:
     """Graph mode at O2 hands the graph to GE, which is part of a real CANN."""
     if engine.cann == STAND_IN:
-        raise DryRunError("Graph mode O2 compiles with GE, which only a real CANN has. Use jit_level O0 or O1, or an Ascend host.")
+        raise DryRunError(
+            "Graph mode O2 compiles with GE, which only a real CANN has. Use jit_level O0 or O1, or an Ascend host."
+        )
 
 
 def find_mindspore(python: str = sys.executable) -> tuple[Path, str]:
@@ -84,7 +87,7 @@ def find_mindspore(python: str = sys.executable) -> tuple[Path, str]:
             folder = Path(next(iter(spec.submodule_search_locations)))
             return folder, _version_beside(folder)
     else:
-        code = "import importlib.util as u; s = u.find_spec('mindspore'); print(list(s.submodule_search_locations)[0] if s else '')"
+        code = "import importlib.util as u; s = u.find_spec('mindspore'); print(s.submodule_search_locations[0] if s else '')"
         found = subprocess.run([python, "-c", code], capture_output=True, text=True, check=False).stdout.strip()
         if found:
             return Path(found), _version_beside(Path(found))

@@ -52,7 +52,7 @@ class SharedLibrary:
         with self.path.open("rb") as stream:
             found = self._elf(stream).get_machine_arch()
         if found not in ARCHITECTURES:
-            raise DryRunError(f"{self.path.name} is built for {found}; MindSpore's Ascend plugin is known on x86_64 and aarch64.")
+            raise DryRunError(f"{self.path.name} is built for {found}; the stand-in knows x86_64 and aarch64.")
         return ARCHITECTURES[found]
 
     @cached_property
@@ -62,7 +62,7 @@ class SharedLibrary:
             dynamic = self._elf(stream).get_section_by_name(".dynamic")
             if dynamic is None:
                 return ()
-            return tuple(tag.needed for tag in dynamic.iter_tags("DT_NEEDED"))
+            return tuple(tag.needed for tag in dynamic.iter_tags("DT_NEEDED"))  # type: ignore[attr-defined]
 
     @cached_property
     def symbols(self) -> tuple[Symbol, ...]:
@@ -93,7 +93,7 @@ class SharedLibrary:
             return ELFFile(stream)
         except ELFError as error:
             raise DryRunError(
-                f"{self.path} is not a readable library ({error}); reinstall MindSpore: pip install --force-reinstall mindspore"
+                f"{self.path} is not a readable library ({error}). Reinstall: pip install --force-reinstall mindspore"
             ) from error
 
 

@@ -10,7 +10,9 @@ from mindspeed_dryrun.cann.elf import SharedLibrary
 from mindspeed_dryrun.errors import DryRunError
 
 # Loading the plugin starts at these; everything they need follows.
-_ROOTS = re.compile(r"libmindspore_ascend\.so.*|libmindspore_ops_ascend\.so|libhccl_plugin\.so|libmindspore_graph_ir\.so|libshmem\.so")
+_ROOTS = re.compile(
+    r"libmindspore_ascend\.so.*|libmindspore_ops_ascend\.so|libhccl_plugin\.so|libmindspore_graph_ir\.so|libshmem\.so"
+)
 # What every Linux system or Python itself provides.
 _SYSTEM = re.compile(r"(ld-linux.*|lib(c|m|dl|pthread|rt|util|stdc\+\+|gcc_s|gomp|atomic|z|numa|python3.*))\.so.*")
 # Symbols of Python, of the C++ library and of the loader, where a library names them without a version.
@@ -76,7 +78,11 @@ def find_lacks(mindspore: Path) -> Lacks:
     return Lacks(
         architecture=own[roots[0]].architecture,
         sonames=tuple(sorted(sonames | set(_OPENED_BY_NAME))),
-        symbols=tuple(sorted(symbols | looked_up | {name for name in pairs if not name.endswith("GetWorkspaceSizeGetWorkspaceSize")})),
+        symbols=tuple(
+            sorted(
+                symbols | looked_up | {name for name in pairs if not name.endswith("GetWorkspaceSizeGetWorkspaceSize")}
+            )
+        ),
     )
 
 
@@ -103,4 +109,3 @@ def _closure(own: dict[str, SharedLibrary], roots: list[str]) -> tuple[list[Shar
             elif not _SYSTEM.fullmatch(needed):
                 missing.add(needed)
     return [own[name] for name in sorted(seen)], missing
-

@@ -9,7 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _HOMES = ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME", "ASCEND_AICPU_PATH")
-_PLACES = ("/usr/local/Ascend/ascend-toolkit/latest", "/usr/local/Ascend/cann/latest", "/usr/local/Ascend/cann", "/usr/local/Ascend/latest")
+_PLACES = (
+    "/usr/local/Ascend/ascend-toolkit/latest",
+    "/usr/local/Ascend/cann/latest",
+    "/usr/local/Ascend/cann",
+    "/usr/local/Ascend/latest",
+)
 _VERSION_FILES = ("version.info", "compiler/version.info", "runtime/version.info", "version.cfg")
 _VERSION = re.compile(r"(?im)^(?:package_)?version(?:_dir)?\s*=\s*\[?([\w.:]+)")
 # Without these MindSpore's Ascend plugin does not load; with them it does.
@@ -38,7 +43,10 @@ class RealCann:
         return {
             "LD_LIBRARY_PATH": [str(self.home / "lib64"), str(driver), str(driver / "common"), str(driver / "driver")],
             "PATH": [str(self.home / "bin"), str(self.home / "compiler/ccec_compiler/bin")],
-            "PYTHONPATH": [str(self.home / "python/site-packages"), str(self.home / "opp/built-in/op_impl/ai_core/tbe")],
+            "PYTHONPATH": [
+                str(self.home / "python/site-packages"),
+                str(self.home / "opp/built-in/op_impl/ai_core/tbe"),
+            ],
         }
 
 

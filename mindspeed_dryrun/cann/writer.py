@@ -13,7 +13,11 @@ from mindspeed_dryrun.cann import machine_code as code
 
 _PAGE = 0x10000  # aarch64 kernels may use pages of 64 KiB
 _MACHINES = {"x86_64": (62, 8), "aarch64": (183, 1027)}  # e_machine, the number of its RELATIVE relocation
-_HEADER, _SEGMENT, _SECTION = struct.Struct("<16sHHIQQQIHHHHHH"), struct.Struct("<IIQQQQQQ"), struct.Struct("<IIQQQQIIQQ")
+_HEADER, _SEGMENT, _SECTION = (
+    struct.Struct("<16sHHIQQQIHHHHHH"),
+    struct.Struct("<IIQQQQQQ"),
+    struct.Struct("<IIQQQQIIQQ"),
+)
 _SYMBOL, _RELA, _DYNAMIC = struct.Struct("<IBBHQQ"), struct.Struct("<QQq"), struct.Struct("<QQ")
 _R, _W, _X = 4, 2, 1
 _SECTION_NAMES = ("", ".hash", ".dynsym", ".dynstr", ".rela.dyn", ".text", ".data", ".dynamic", ".shstrtab")
@@ -90,7 +94,9 @@ def write_library(symbols: Sequence[str], architecture: str, soname: str, soc_na
 _DATA_SYMBOL_BYTES = 512
 
 
-def _data(soc_name: str, data_symbols: Sequence[str]) -> tuple[bytes, dict[str, int], list[tuple[int, str]], dict[int, int]]:
+def _data(
+    soc_name: str, data_symbols: Sequence[str]
+) -> tuple[bytes, dict[str, int], list[tuple[int, str]], dict[int, int]]:
     """The data segment; where things lie in it; which of its words are pointers, and to what ("" is the plain function)."""
     content = bytearray()
     places: dict[str, int] = {}
@@ -121,7 +127,9 @@ def _data(soc_name: str, data_symbols: Sequence[str]) -> tuple[bytes, dict[str, 
     return bytes(content), places, pointers, {}
 
 
-def _text(names: Sequence[str], architecture: str, address_of: dict[str, int], start: int) -> tuple[bytes, dict[code.Behaviour, int]]:
+def _text(
+    names: Sequence[str], architecture: str, address_of: dict[str, int], start: int
+) -> tuple[bytes, dict[code.Behaviour, int]]:
     text = bytearray()
     functions: dict[code.Behaviour, int] = {}
     wanted = dict.fromkeys([code.RETURN_0, *(code.behaviour_of(name) for name in names if not code.is_data(name))])

@@ -74,14 +74,19 @@ def megatron(environ: Mapping[str, str]) -> Check:
 def upstream(environ: Mapping[str, str]) -> Iterator[Check]:
     """The trees of the real MindSpeed-LLM. All are optional: without them the embedded trainer is used."""
     root = environ.get(CORE_MS_VARIABLE)
-    clone = f"git clone MindSpeed-Core-MS -b r0.4.0, run `source auto_convert.sh llm` in it, export {CORE_MS_VARIABLE}=DIR"
+    clone = (
+        f"git clone MindSpeed-Core-MS -b r0.4.0, run `source auto_convert.sh llm` in it, export {CORE_MS_VARIABLE}=DIR"
+    )
     if root and not Path(root).is_dir():
         yield Check("MindSpeed-Core-MS", f"{CORE_MS_VARIABLE}={root} is no folder", "r0.4.0", "wrong", clone)
         return
     where = [Path(root)] if root else []
     where += [Path(entry).parent for entry in environ.get("PYTHONPATH", "").split(":") if entry]
     core = next((path for path in where if (path / "auto_convert.sh").is_file()), Path(root) if root else None)
-    yield Check("MindSpeed-Core-MS", str(core) if core else "not found", "r0.4.0", "ok" if core else "absent", None if core else clone)
+    if core:
+        yield Check("MindSpeed-Core-MS", str(core), "r0.4.0", "ok")
+    else:
+        yield Check("MindSpeed-Core-MS", "not found; the embedded trainer is used", "r0.4.0", "absent", clone)
     for name, probe, wanted in (
         ("MindSpeed-LLM", "MindSpeed-LLM/mindspeed_llm", "2.2.0"),
         ("MindSpeed", "MindSpeed/mindspeed", "2.2.0_core_r0.12.1"),
@@ -90,9 +95,10 @@ def upstream(environ: Mapping[str, str]) -> Iterator[Check]:
         tree = next((path / probe for path in where if (path / probe).is_dir()), None)
         if tree:
             version = _tree_version(tree.parent) or "version unknown"
-            yield Check(name, f"{version}, {tree.parent}", wanted, "ok" if version.lstrip("v") in (wanted, wanted.split("_")[0], wanted.split("v")[-1]) else "note")
+            accepted = (wanted, wanted.split("_")[0], wanted.rpartition("v")[2])
+            yield Check(name, f"{version}, {tree.parent}", wanted, "ok" if version in accepted else "note")
         else:
-            yield Check(name, "not found", wanted, "absent", clone)
+            yield Check(name, "not found", wanted, "absent")
 
 
 def cann(environ: Mapping[str, str]) -> Check:
@@ -121,7 +127,8 @@ def disk() -> Check:
 def memory() -> Check:
     free = psutil.virtual_memory().available / 2**30
     enough = free >= MEMORY_WANTED_GB
-    return Check("Memory", f"{free:.1f} GB free", f"{MEMORY_WANTED_GB} GB", "ok" if enough else "wrong", None if enough else "a rank takes 0.6 GB: close other programs")
+    mend = None if enough else "a rank takes 0.6 GB: close other programs"
+    return Check("Memory", f"{free:.1f} GB free", f"{MEMORY_WANTED_GB} GB", "ok" if enough else "wrong", mend)
 
 
 def cores() -> Check:
@@ -156,5 +163,3 @@ def _tree_version(tree: Path) -> str | None:
             if match:
                 return ".".join(match.groups())
     return None
-
-

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import subprocess
 import sys
@@ -34,13 +35,14 @@ def engine_trial() -> Check:
         return Check("Engine trial", "no engine", wanted, "wrong", str(error))
     environ = engine.environment(os.environ) | {"RANK_ID": "0", "RANK_SIZE": "8", "PYTHONDONTWRITEBYTECODE": "1"}
     with tempfile.TemporaryDirectory() as folder:
-        done = subprocess.run(
-            [sys.executable, "-c", PROGRAM], env=environ, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
-        )
-        log = read_worker_log(done.stdout)
+        command = [sys.executable, "-c", PROGRAM]
+        pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        done = subprocess.run(command, env=environ, cwd=folder, check=False, **pipe)
+        log = read_worker_log(io.BytesIO(done.stdout))
     seconds = time.monotonic() - started
     found = f"{log.used_peak_mb}M counted by MindSpore {engine.mindspore} on the {engine.cann} CANN in {seconds:.1f} s"
     if done.returncode == 0 and log.used_peak_mb == EXPECTED_MB:
         return Check("Engine trial", found, wanted, "ok")
-    reason = log.first_error or f"exit status {done.returncode}"
-    return Check("Engine trial", f"failed: {reason}" if log.used_peak_mb is None else found, wanted, "wrong", "see the support table of the README")
+    if log.used_peak_mb is None:
+        found = f"failed: {log.first_error or f'exit status {done.returncode}'}"
+    return Check("Engine trial", found, wanted, "wrong", "see the support table of the README")
