@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+from collections.abc import Iterator
 
 from mindspeed_dryrun.doctor.checks import Check, all_checks
 from mindspeed_dryrun.doctor.trial import engine_trial
@@ -23,17 +24,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Prints every check as it is made."""
     checks: list[Check] = []
-    for make in (all_checks, lambda: iter([engine_trial()])):
-        for check in make():
-            checks.append(check)
-            if not args.json:
-                _print(check)
+    for check in _all():
+        checks.append(check)
+        if not args.json:
+            _print(check)
     wrong = [check for check in checks if check.state == "wrong"]
     if args.json:
         print(json.dumps({"ok": not wrong, "checks": [dataclasses.asdict(check) for check in checks]}, indent=2))
     else:
         print("\nDry runs work here." if not wrong else f"\n{len(wrong)} thing(s) to mend before dry runs work here.")
     return 1 if wrong else 0
+
+
+def _all() -> Iterator[Check]:
+    yield from all_checks()
+    yield engine_trial()
 
 
 def _print(check: Check) -> None:

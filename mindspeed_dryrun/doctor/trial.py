@@ -36,8 +36,8 @@ def engine_trial() -> Check:
     environ = engine.environment(os.environ) | {"RANK_ID": "0", "RANK_SIZE": "8", "PYTHONDONTWRITEBYTECODE": "1"}
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-c", PROGRAM]
-        pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-        done = subprocess.run(command, env=environ, cwd=folder, check=False, **pipe)
+        out, err = subprocess.PIPE, subprocess.STDOUT
+        done = subprocess.run(command, env=environ, cwd=folder, check=False, stdout=out, stderr=err)
         log = read_worker_log(io.BytesIO(done.stdout))
     seconds = time.monotonic() - started
     found = f"{log.used_peak_mb}M counted by MindSpore {engine.mindspore} on the {engine.cann} CANN in {seconds:.1f} s"
