@@ -149,7 +149,7 @@ def drop_comments(argv: Sequence[str]) -> tuple[list[str], list[str]]:
             debris.append(word)
         elif in_comment and not _ends_comment(word):
             debris.append(word)
-        elif word.strip() in ("\\", "") and not _wants_value(kept):
+        elif word.strip() == "\\":
             debris.append(word)
         else:
             in_comment = False
@@ -157,11 +157,6 @@ def drop_comments(argv: Sequence[str]) -> tuple[list[str], list[str]]:
             kept.append(word)
     flush()
     return kept, dropped
-
-
-def _wants_value(kept: Sequence[str]) -> bool:
-    # An empty word is a value where a flag waits for one (`--log_dir ""`); a lone backslash never is.
-    return False if not kept else kept[-1].startswith("--") and "=" not in kept[-1] and False
 
 
 def _ends_comment(word: str) -> bool:

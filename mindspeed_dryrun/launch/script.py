@@ -1,0 +1,302 @@
+"""Runs a user's script, as it is, up to the `msrun` it calls, and reads the call.
+
+bash does the expanding: the script runs in the user's working directory with our `msrun` first on PATH. It is run to learn
+its call and not for its effects: programs that write, delete, copy, stop or connect are stood in for (`_QUIET`), redirections
+into files go to /dev/null (`shim/capture.bash`), and where the kernel has Landlock nothing outside a temporary folder can be
+written at all (`readonly.py`).
+
+`--set` changes a temporary copy. The copy is sourced by a bash whose `$0` is the script, so that `$0`, `$1`, `dirname "$0"` and the
+working directory are the script's own; BASH_SOURCE, which bash would set to the copy, is renamed in the copy to a variable that
+holds the script's path.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import select
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from mindspeed_dryrun.bootstrap import config
+from mindspeed_dryrun.errors import UsageError
+from mindspeed_dryrun.launch.msrun_call import MsrunCall, read_msrun_call
+from mindspeed_dryrun.launch.readonly import write_only_below
+
+TIME_LIMIT_S = 60.0
+_SHIM = Path(__file__).parent / "shim"
+
+_QUIET = (
+    "mkdir rmdir rm mv cp ln touch chmod chown install truncate dd tar unzip gzip wget curl pip pip3 "
+    "pkill killall kill sudo ssh scp rsync pdsh docker sleep ray systemctl reboot"
+).split()
+_OTHER_LAUNCHERS = "torchrun mpirun mpiexec deepspeed accelerate".split()
+_SKIPPED = 'printf "%s\\n" "{0} $1" >> "$__dryrun_bin/../skipped"; exit 0'
+_REAL = 'PATH=${{PATH#"$__dryrun_bin:"}} exec {0} "$@"'
+_PROGRAMS = {
+    **{name: "exit 0" for name in _QUIET},
+    **{name: f'printf "%s\\n" {name} >> "$__dryrun_bin/../launchers"; exit 0' for name in _OTHER_LAUNCHERS},
+    "tee": "exec cat",
+    # following a log that will never come would never end
+    "tail": f'for word; do case $word in -f|-F|-[0-9]*f|--follow*) exit 0;; esac; done; {_REAL.format("tail")}',
+    "sed": f'for word; do case $word in -i*|-[nrEsz]*i*|--in-place*) exit 0;; esac; done; {_REAL.format("sed")}',
+}
+# Python itself runs (`$(python -c …)` computes values), but not the script's other steps (conversion, preprocessing).
+_PYTHON = """
+for word; do
+    case $word in
+    -m) case $* in
+        *mindspore.parallel.cluster.run*) while [ "$1" != -m ]; do shift; done; shift 2; exec msrun "$@";;
+        *torch.distributed*) echo "python -m torch.distributed" >> "$__dryrun_bin/../launchers"; exit 0;;
+        *"-m pip "*) exit 0;; esac; break;;
+    -c) break;;
+    -*) ;;
+    *.py) printf "%s\\n" "{0} $word" >> "$__dryrun_bin/../skipped"; exit 0;;
+    *) break;;
+    esac
+done
+"""
+_OURS = ("BASH_ENV", "__dryrun_bin", "__dryrun_user_env", config.VARIABLE, "TMPDIR", "SHLVL", "_", "OLDPWD")
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """`NAME=value` in a script: where the value starts and ends in its text."""
+
+    name: str
+    start: int
+    end: int
+
+
+def capture(script: Path, sets: Mapping[str, str] | None = None, script_args: Sequence[str] = ()) -> MsrunCall:
+    """The one msrun call of a script. `UsageError` if it makes none, two, or fails before."""
+    if not script.is_file():
+        raise UsageError(f"there is no script {script}.")
+    with tempfile.TemporaryDirectory(prefix="mindspeed-dryrun-") as name:
+        folder = Path(name)
+        command = ["bash", str(script), *script_args]
+        exported: dict[str, str] = {}
+        if sets:
+            text = script.read_text(encoding="utf-8", errors="surrogateescape")
+            exported = {name: value for name, value in sets.items() if _default_in_environment(text, name)}
+            copy = folder / "script.sh"
+            copy.write_text(set_variables(text, sets, script), encoding="utf-8", errors="surrogateescape")
+            command = ["bash", "-c", f'__dryrun_source=("$0"); . {shlex.quote(str(copy))}', str(script), *script_args]
+        calls, status, output = _run(command, folder, _environment(folder, exported))
+        launchers, skipped = _lines(folder / "launchers"), _lines(folder / "skipped")
+    if not calls:
+        raise UsageError(_why_no_call(script, status, output, launchers))
+    if len(calls) > 1:
+        raise UsageError(
+            f"{script} calls msrun {len(calls)} times; a dry run wants one job: keep one call, or split the script."
+        )
+    call = read_msrun_call(calls[0]["argv"], calls[0]["cwd"], _script_environment(calls[0]["env"]))
+    if skipped:
+        steps = ", ".join(dict.fromkeys(skipped))
+        call = replace(call, notes=(*call.notes, f"steps of the script around msrun were left out: {steps}"))
+    return call
+
+
+def set_variables(text: str, sets: Mapping[str, str], script: Path | str) -> str:
+    """The script with every assignment of the named variables replaced, and BASH_SOURCE meaning the script."""
+    found = list(assignments(text))
+    names = dict.fromkeys(item.name for item in found)
+    for name in sets:
+        if name not in names and not _default_in_environment(text, name):
+            listed = ", ".join(names) or "none at all"
+            raise UsageError(f"{script} has no assignment {name}=… to set. It assigns: {listed}.")
+    for item in sorted(found, key=lambda item: item.start, reverse=True):
+        if item.name in sets:
+            text = text[: item.start] + shlex.quote(sets[item.name]) + text[item.end :]
+    return re.sub(r"\bBASH_SOURCE\b", "__dryrun_source", text)
+
+
+def assignments(text: str) -> Iterator[Assignment]:
+    """The assignments of a script, in order: words `NAME=…` where bash expects a command (or after export, local, …)."""
+    position, expects_command, heredocs = 0, True, list[str]()
+    while position < len(text):
+        char = text[position]
+        if char == "\n":
+            position, expects_command = position + 1, True
+            while heredocs:
+                position = _after_heredoc(text, position, heredocs.pop(0))
+        elif char in " \t" or text.startswith("\\\n", position):
+            position += 2 if char == "\\" else 1
+        elif char == "#":
+            position = _line_end(text, position)
+        elif char in ";&|()":
+            position, expects_command = position + 1, True
+        elif text.startswith("<<", position) and not text.startswith("<<<", position):
+            start = position + (3 if text.startswith("<<-", position) else 2)
+            while text[start : start + 1] in (" ", "\t"):
+                start += 1
+            position = _word_end(text, start)
+            heredocs.append(re.sub(r"[\\'\"]", "", text[start:position]))
+        elif char in "<>":
+            position += 1
+        else:
+            end = _word_end(text, position)
+            word = text[position:end]
+            match = re.match(r"[A-Za-z_]\w*(?==)", word)
+            if expects_command and match:
+                yield Assignment(match[0], position + match.end() + 1, end)
+            elif expects_command and word not in _BEFORE_COMMANDS and not word.startswith("-"):
+                expects_command = False
+            position = max(end, position + 1)
+
+
+_BEFORE_COMMANDS = frozenset(
+    "if then else elif while until do { ! time export declare typeset local readonly".split()
+)
+
+
+def _word_end(text: str, position: int) -> int:
+    """Where the shell word at `position` ends: quotes, escapes and nested parentheses belong to it."""
+    closing: list[str] = []
+    previous = ""
+    while position < len(text):
+        char = text[position]
+        if closing and closing[-1] == "'":
+            if char == "'":
+                closing.pop()
+        elif char == "\\":
+            position += 1
+        elif closing and closing[-1] == '"' and char == '"' or closing and closing[-1] == "`" and char == "`":
+            closing.pop()
+        elif char in "\"`":
+            closing.append(char)
+        elif char == "'" and not (closing and closing[-1] == '"'):
+            closing.append(char)
+        elif char in "({" and (previous in "$<>=" and previous or (closing and closing[-1] in ")}" and char == "(")):
+            closing.append(")" if char == "(" else "}")
+        elif closing and char == closing[-1]:
+            closing.pop()
+        elif not closing and char in " \t\n;&|()<>":
+            break
+        previous = char
+        position += 1
+    return min(position, len(text))
+
+
+def _line_end(text: str, position: int) -> int:
+    end = text.find("\n", position)
+    return len(text) if end < 0 else end
+
+
+def _after_heredoc(text: str, position: int, end_word: str) -> int:
+    while position < len(text):
+        end = _line_end(text, position)
+        line, position = text[position:end], min(end + 1, len(text))
+        if line.strip("\t") == end_word:
+            break
+    return position
+
+
+def _default_in_environment(text: str, name: str) -> bool:
+    """`: "${TP:=8}"` assigns too, unless the environment has the variable."""
+    return re.search(r"\$\{" + re.escape(name) + r":?=", text) is not None
+
+
+def _environment(folder: Path, exported: Mapping[str, str]) -> dict[str, str]:
+    programs = folder / "bin"
+    programs.mkdir()
+    for name, body in _PROGRAMS.items():
+        _write_program(programs / name, body)
+    msrun = f"exec {shlex.quote(sys.executable)} -I -S {shlex.quote(str(_SHIM / 'msrun.py'))} \"$@\""
+    _write_program(programs / "msrun", msrun)
+    for name in ("python", "python3"):
+        _write_program(programs / name, _PYTHON.format(name) + _REAL.format(name))
+    for name in ("launchers", "skipped", "calls"):
+        (folder / name).touch()
+    env = {**os.environ, **exported}
+    env.update(
+        {
+            "PATH": f"{programs}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
+            "__dryrun_bin": str(programs),
+            "__dryrun_user_env": os.environ.get("BASH_ENV", ""),
+            "BASH_ENV": str(_SHIM / "capture.bash"),
+            "TMPDIR": str(folder),
+            config.VARIABLE: json.dumps({"mode": "capture", "file": str(folder / "calls"), "python": sys.executable}),
+        }
+    )
+    return env
+
+
+def _write_program(path: Path, body: str) -> None:
+    path.write_text(f"#!/bin/sh\n{body}\n")
+    path.chmod(0o755)
+
+
+def _run(command: Sequence[str], folder: Path, env: Mapping[str, str]) -> tuple[list[dict[str, object]], int, str]:
+    """Runs bash and all that it starts to the end, or to the time limit; (calls, exit status, output)."""
+    lock = write_only_below(folder)
+    reader, writer = os.pipe()  # every process below holds the writing end: its closing says that all are gone
+    log = folder / "output"
+    limit = time.monotonic() + TIME_LIMIT_S
+    status = -1
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command,
+            env=dict(env),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            pass_fds=(writer,),
+            preexec_fn=lock,  # a few system calls, prepared before the fork
+        )
+    os.close(writer)
+    try:
+        status = process.wait(TIME_LIMIT_S)
+        select.select([reader], [], [], max(0.0, min(5.0, limit - time.monotonic())))
+    except subprocess.TimeoutExpired:
+        pass
+    finally:
+        os.close(reader)
+        _end_group(process)
+    calls = [json.loads(line) for line in _lines(folder / "calls")]
+    return calls, status, log.read_text(encoding="utf-8", errors="replace")
+
+
+def _end_group(process: subprocess.Popen[bytes]) -> None:
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    process.wait()
+
+
+def _why_no_call(script: Path, status: int, output: str, launchers: Sequence[str]) -> str:
+    said = [line.strip() for line in output.splitlines() if line.strip()]
+    last = f" Its last words: {said[-1]}" if said else ""
+    if launchers:
+        return f"{script} starts its workers with {launchers[0]}, not with msrun: it is not a MindSpore script."
+    if status == -1:
+        return f"{script} did not reach msrun within {TIME_LIMIT_S:.0f} s.{last}"
+    if status != 0:
+        return f"{script} failed before it called msrun (exit status {status}).{last}"
+    return f"{script} never calls msrun.{last}"
+
+
+def _script_environment(env: Mapping[str, str]) -> dict[str, str]:
+    """The environment msrun would have had: the user's and the script's exports, without ours."""
+    result = {name: value for name, value in env.items() if name not in _OURS}
+    programs = env.get("__dryrun_bin", "")
+    folders = [part for part in env.get("PATH", "").split(os.pathsep) if part != programs]
+    result["PATH"] = os.pathsep.join(folders)
+    for name in ("TMPDIR", "BASH_ENV"):
+        if name in os.environ:
+            result[name] = os.environ[name]
+    return result
+
+
+def _lines(path: Path) -> list[str]:
+    return [line for line in path.read_text(encoding="utf-8", errors="surrogateescape").splitlines() if line]

@@ -1,0 +1,55 @@
+"""Our `msrun`. Standard library only, started with `python -I -S`, so that no setting of the script can reach it.
+
+Mode `capture`: appends the call to a file and says that all went well. Mode `activate`: dry-runs the call. Anything else:
+hands over to the next `msrun` on PATH, so that a shell with a stale PATH still works.
+"""
+
+import json
+import os
+import sys
+
+
+def main() -> int:
+    """Acts on the activation in MINDSPEED_DRYRUN."""
+    try:
+        config = json.loads(os.environ.get("MINDSPEED_DRYRUN") or "{}")
+    except ValueError:
+        config = {}
+    if config.get("mode") == "capture":
+        return capture(config["file"])
+    if config.get("mode") == "activate":
+        return activate(config)
+    return next_msrun()
+
+
+def capture(file: str) -> int:
+    """One call, one line. O_APPEND keeps two calls at once apart."""
+    call = {"program": "msrun", "argv": sys.argv[1:], "cwd": os.getcwd(), "env": dict(os.environ)}
+    descriptor = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    os.write(descriptor, (json.dumps(call) + "\n").encode("utf-8", "surrogatepass"))
+    os.close(descriptor)
+    return 0
+
+
+def activate(config: dict) -> int:  # type: ignore[type-arg]
+    """Becomes the dry run of this call."""
+    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+    env = dict(os.environ)
+    env["PYTHONPATH"] = os.pathsep.join(part for part in (root, env.get("PYTHONPATH")) if part)
+    python = config.get("python") or sys.executable
+    os.execve(python, [python, "-m", "mindspeed_dryrun.launch.activated", *sys.argv[1:]], env)
+
+
+def next_msrun() -> int:
+    """The msrun that would have run without us."""
+    here = os.path.dirname(os.path.abspath(__file__))
+    for folder in os.environ.get("PATH", "").split(os.pathsep):
+        path = os.path.join(folder, "msrun")
+        if os.path.abspath(folder) != here and os.access(path, os.X_OK):
+            os.execv(path, [path, *sys.argv[1:]])
+    print("msrun: not found (mindspeed-dryrun is not activated and MindSpore is not on PATH)", file=sys.stderr)
+    return 127
+
+
+if __name__ == "__main__":
+    sys.exit(main())
