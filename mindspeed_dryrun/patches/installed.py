@@ -1,0 +1,115 @@
+"""What of upstream is installed, found on the path without importing any of it. Standard library only."""
+
+from __future__ import annotations
+
+import ast
+import importlib.metadata
+import re
+import sys
+from functools import lru_cache
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+
+
+def has_package(name: str) -> bool:
+    """Whether the package that a patch belongs to is on the path (or already imported)."""
+    return name in sys.modules or _find(name) is not None
+
+
+def has_module(name: str) -> bool:
+    """Whether a module is on the path (or already imported)."""
+    return name in sys.modules or _find(name) is not None
+
+
+def origin(name: str) -> Path | None:
+    """The source file of a module, or None where there is none."""
+    spec = _find(name)
+    return Path(spec.origin) if spec and spec.origin and spec.origin.endswith(".py") else None
+
+
+def _find(name: str) -> ModuleSpec | None:
+    path = None
+    spec = None
+    parts = name.split(".")
+    for end in range(1, len(parts) + 1):
+        spec = PathFinder.find_spec(".".join(parts[:end]), path)
+        if spec is None:
+            return None
+        path = spec.submodule_search_locations
+        if path is None and end < len(parts):
+            return None
+    return spec
+
+
+@lru_cache(maxsize=None)
+def version(package: str) -> str | None:
+    """Installed version of a package: its distribution's, else what its own source tree says, else None."""
+    top = package.split(".")[0]
+    if top == "megatron":
+        return _megatron_version()
+    spec = _find(top)
+    folder = Path(next(iter(spec.submodule_search_locations))) if spec and spec.submodule_search_locations else None
+    if folder and (found := _assigned_version(folder.parent / "setup.py")):
+        return found
+    try:
+        return importlib.metadata.version(top)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _megatron_version() -> str | None:
+    source = origin("megatron.core.package_info")
+    if source is None:
+        return None
+    text = source.read_text(encoding="utf-8", errors="replace")
+    numbers = [re.search(rf"^{name}\s*=\s*(\d+)", text, re.M) for name in ("MAJOR", "MINOR", "PATCH")]
+    return ".".join(number.group(1) for number in numbers if number)
+
+
+def _assigned_version(file: Path) -> str | None:
+    if not file.is_file():
+        return None
+    found = re.search(r"^__version__\s*=\s*['\"]([^'\"]+)", file.read_text(encoding="utf-8", errors="replace"), re.M)
+    return found.group(1) if found else None
+
+
+def has_attribute(module: str, path: str) -> bool | None:
+    """Whether a module's source defines or imports `a.b.c`; None where the source does not say (star imports, C)."""
+    file = origin(module)
+    if file is None:
+        return None
+    try:
+        body: list[ast.stmt] = ast.parse(file.read_text(encoding="utf-8", errors="replace")).body
+    except SyntaxError:
+        return None
+    for index, name in enumerate(path.split(".")):
+        found = _names(body)
+        if name not in found:
+            return None if "*" in found or index else False
+        definition = found[name]
+        if not isinstance(definition, ast.ClassDef):
+            return True if index == path.count(".") else None
+        body = definition.body
+    return True
+
+
+def _names(body: list[ast.stmt]) -> dict[str, ast.AST]:
+    """Names bound at the top of a body, also inside `if`, `try` and `with` there."""
+    names: dict[str, ast.AST] = {}
+    for node in body:
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            names[node.name] = node
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            for alias in node.names:
+                names[(alias.asname or alias.name).split(".")[0]] = node
+        elif isinstance(node, (ast.Assign, ast.AnnAssign)):
+            for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+                for name in ast.walk(target):
+                    if isinstance(name, ast.Name):
+                        names[name.id] = node
+        else:
+            for part in ("body", "orelse", "finalbody"):
+                names.update(_names(getattr(node, part, [])))
+            for handler in getattr(node, "handlers", []):
+                names.update(_names(handler.body))
+    return names
