@@ -78,13 +78,14 @@ def read_msrun_call(argv: Sequence[str], cwd: str, env: Mapping[str, str] | None
     words, dropped = drop_comments(argv)
     options: dict[str, str] = {}
     notes: list[str] = []
+    strays: list[str] = []
     position = 0
     program_at = _program_index(words)
     while position < program_at:
         word = words[position]
         position += 1
         if not word.startswith("-"):
-            dropped.append(f"'{word}' before {words[program_at]}")
+            strays.append(word)
             continue
         name, equals, value = word.partition("=")
         option = _option(name)
@@ -112,8 +113,8 @@ def read_msrun_call(argv: Sequence[str], cwd: str, env: Mapping[str, str] | None
         if not rest:
             raise UsageError(f"this msrun call runs {program} without a program.")
         program, rest = rest[0], rest[1:]
-    if any(word.startswith("'") and word.endswith("' before " + program) for word in dropped):
-        notes.append("words between msrun's options are not options (a placeholder that was never filled in?)")
+    if strays:
+        dropped.append(f"'{' '.join(strays)}' among msrun's options (a placeholder that was never filled in?)")
     return MsrunCall(
         argv=tuple(argv),
         cwd=cwd,

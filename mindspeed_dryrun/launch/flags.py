@@ -1,0 +1,97 @@
+"""A trainer's argument list as flags and values, the way argparse would read it, and edits to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from mindspeed_dryrun.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Flags:
+    """Flags by name (`--num-layers`) with the words that follow them; the last of two counts."""
+
+    values: Mapping[str, tuple[str, ...]]
+
+    def has(self, name: str) -> bool:
+        """The flag is there, with or without a value."""
+        return name in self.values
+
+    def text(self, name: str, default: str | None = None) -> str | None:
+        """The flag's value."""
+        if name not in self.values:
+            return default
+        if not self.values[name]:
+            raise UsageError(f"{name} has lost its value: the variable that should give it is empty.")
+        return self.values[name][0]
+
+    def number(self, name: str, default: int | None = None) -> int | None:
+        """The flag's value as a whole number."""
+        value = self.text(name)
+        if value is None:
+            return default
+        try:
+            return int(value)
+        except ValueError:
+            raise UsageError(f"{name} wants a whole number and got '{value}'.") from None
+
+    def positive(self, name: str, default: int) -> int:
+        """The flag's value as a whole number above 0."""
+        value = self.number(name, default)
+        if value is None or value < 1:
+            raise UsageError(f"{name} is {value}: it must be at least 1.")
+        return value
+
+
+def read_flags(args: Sequence[str]) -> Flags:
+    """Flags of an argument list; words before the first flag are left out."""
+    return Flags({name: tuple(words) for name, words in pairs(args) if name})
+
+
+def pairs(args: Sequence[str]) -> list[tuple[str, list[str]]]:
+    """`[(flag, words after it), …]` in order; words before the first flag come under the empty name."""
+    result: list[tuple[str, list[str]]] = []
+    for word in args:
+        if is_flag(word):
+            name, equals, value = word.partition("=")
+            result.append((name, [value] if equals else []))
+        elif result:
+            result[-1][1].append(word)
+        else:
+            result.append(("", [word]))
+    return result
+
+
+def is_flag(word: str) -> bool:
+    """`--anything`; a negative number is a value."""
+    return word.startswith("--") and len(word) > 2
+
+
+def join(items: Iterable[tuple[str, Sequence[str]]]) -> tuple[str, ...]:
+    """The inverse of `pairs`."""
+    return tuple(word for name, words in items for word in ([name] if name else []) + list(words))
+
+
+def without(args: Sequence[str], names: Iterable[str]) -> tuple[str, ...]:
+    """The arguments without these flags and their values."""
+    gone = set(names)
+    return join((name, words) for name, words in pairs(args) if name not in gone)
+
+
+def override_args(args: Sequence[str], overrides: Sequence[str]) -> tuple[str, ...]:
+    """`overrides` replace flags of the same name in their place and extend the list with those that are new."""
+    new = dict(pairs(overrides))
+    if "" in new:
+        raise UsageError(f"'{new[''][0]}' after -- is not a flag: trainer arguments start with --.")
+    result: list[tuple[str, Sequence[str]]] = []
+    placed: set[str] = set()
+    for name, words in pairs(args):
+        if name in new:
+            if name not in placed:
+                result.append((name, new[name]))
+            placed.add(name)
+        else:
+            result.append((name, words))
+    result += [(name, words) for name, words in new.items() if name not in placed]
+    return join(result)
