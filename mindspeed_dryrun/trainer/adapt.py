@@ -1,0 +1,145 @@
+"""What megatron-core and MSAdapter need before they can be imported and run in a simulation, without MindSpeed.
+
+`before_import` touches nothing but `sys.modules`; `after_import` replaces a handful of functions in place. Each
+replacement says why. Everything here stands for something MindSpeed does, or for something only a device could do.
+"""
+
+from __future__ import annotations
+
+import importlib.machinery
+import os
+import sys
+import types
+from collections.abc import Callable, Iterable
+from typing import Any
+
+
+def before_import() -> None:
+    """Must run before `torch` (MSAdapter's) and `megatron` are imported."""
+    # MSAdapter's wheel brings a `transformer_engine` without the parts megatron-core asks for; MindSpeed hides it too.
+    sys.modules["transformer_engine"] = None  # type: ignore[assignment]
+    # MSAdapter's `apex` holds CUDA-only optimizers; without it megatron-core falls back to its own loops and `Adam`.
+    sys.modules["apex"] = None  # type: ignore[assignment]
+    # Read by megatron-core for `--gradient-accumulation-fusion`; the kernel adds into the gradient it is given.
+    fused = types.ModuleType("fused_weight_gradient_mlp_cuda")
+    fused.__spec__ = importlib.machinery.ModuleSpec(fused.__name__, None)
+    fused.wgrad_gemm_accum_fp32 = fused.wgrad_gemm_accum_fp16 = lambda *_: None  # type: ignore[attr-defined]
+    sys.modules[fused.__name__] = fused
+
+
+def after_import() -> None:
+    """Must run before `init_process_group`."""
+    import msadapter
+    import torch
+
+    # Only with a device count does megatron set its groups up, and here is no device.
+    msadapter.cuda.device_count = torch.cuda.device_count = lambda: 8
+    _no_scheduler()
+    _view_of_any_layout(torch)
+    _norms_and_scales()
+    _pipeline_outputs()
+    _one_collective_per_bucket()
+    _collectives_on_host(torch)
+
+
+def _no_scheduler() -> None:
+    """MindSpore simulates a rank without scheduler or role; MSAdapter would start one where MS_ROLE is not set."""
+    from msadapter.distributed import distributed_c10d
+
+    role = {"MS_ROLE": "MS_WORKER"}
+    ours = types.ModuleType("os")
+    ours.__dict__.update(os.__dict__)
+    ours.getenv = lambda name, default=None: os.getenv(name, role.get(name, default))  # type: ignore[attr-defined]
+    distributed_c10d.os = ours
+
+
+def _view_of_any_layout(torch: Any) -> None:
+    """MindSpeed lets `view` copy a tensor that is not contiguous, where torch would refuse; its layers rely on it."""
+    view = torch.Tensor.view
+
+    def view_or_copy(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        return view(tensor if tensor.is_contiguous() else tensor.contiguous(), *args, **kwargs)
+
+    torch.Tensor.view = view_or_copy
+
+
+def _norms_and_scales() -> None:
+    """Gradient norm and scaling one tensor at a time, as MindSpeed does in place of apex."""
+    import torch
+    from megatron.core.optimizer import clip_grads, optimizer
+
+    def l2_norm(_: Any, tensor_lists: Iterable[Iterable[Any]], *__: Any) -> tuple[Any, None]:
+        total = 0.0
+        for tensors in tensor_lists:
+            for tensor in tensors:
+                total = total + torch.norm(tensor, 2.0) ** 2.0
+        return total**0.5, None
+
+    def scale(_: Any, tensor_lists: list[list[Any]], factor: float) -> None:
+        with torch.no_grad():
+            for source, target in zip(*tensor_lists, strict=True):
+                target.copy_(source * factor)
+
+    def apply(operation: Callable[..., Any], overflow: Any, tensor_lists: Any, *args: Any) -> Any:
+        return operation(overflow, tensor_lists, *args)
+
+    for module in (clip_grads, optimizer):
+        module.multi_tensor_applier = apply
+        module.multi_tensor_scale_impl = scale
+    clip_grads.l2_norm_impl = l2_norm
+
+
+def _pipeline_outputs() -> None:
+    """An output that was sent on gives its memory back; torch's way (`.data = scalar`) does not do so on MindSpore."""
+    import torch
+    from megatron.core.pipeline_parallel import schedules
+
+    def deallocate(output: Any, deallocate_pipeline_outputs: bool = False) -> None:
+        if output is not None and deallocate_pipeline_outputs:
+            output.untyped_storage().resize_(0)
+
+    def backward(output: Any, gradient: Any) -> None:
+        if gradient is None:
+            gradient = torch.ones_like(output)
+        engine = torch.autograd.variable.Variable._execution_engine
+        engine.run_backward(
+            tensors=(output,), grad_tensors=(gradient,), keep_graph=False, create_graph=False, inputs=(),
+            allow_unreachable=True, accumulate_grad=True,
+        )  # fmt: skip
+
+    schedules.deallocate_output_tensor = deallocate
+    schedules.custom_backward = backward
+
+
+class _Buckets:
+    """Stands for torch's coalescing manager, which MSAdapter lacks: the buckets' collectives run one by one."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def __enter__(self) -> _Buckets:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        pass
+
+    def wait(self) -> None:
+        """Nothing is under way: in simulation a collective is over when it was launched."""
+
+
+def _one_collective_per_bucket() -> None:
+    from megatron.core.distributed import param_and_grad_buffer
+
+    param_and_grad_buffer._coalescing_manager = _Buckets
+
+
+def _collectives_on_host(torch: Any) -> None:
+    """A collective of a host tensor aborts in simulation; its result would be the tensor itself."""
+    all_reduce = torch.distributed.all_reduce
+
+    def all_reduce_on_device(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        if getattr(tensor, "is_cpu", False):
+            return None
+        return all_reduce(tensor, *args, **kwargs)
+
+    torch.distributed.all_reduce = all_reduce_on_device
