@@ -1,0 +1,63 @@
+"""Fixtures shared by all tests: where shared files are, and how a program is run in simulation."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from mindspeed_dryrun.cann import Engine, choose_engine
+from mindspeed_dryrun.record.worker_log import RankLog, read_worker_log
+
+ROOT = Path(__file__).resolve().parents[1]
+SHARED = ROOT.parent / "shared"
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """A program that ran in simulation."""
+
+    status: int
+    text: str
+    log: RankLog
+
+
+@pytest.fixture(scope="session")
+def engine() -> Engine:
+    """The engine that dry runs use on this machine."""
+    return choose_engine()
+
+
+@pytest.fixture
+def simulate(engine: Engine, tmp_path: Path) -> Callable[..., Simulated]:
+    """Runs a Python program as one simulated rank in a folder of its own."""
+
+    def run(program: str, rank: int = 0, world_size: int = 1, **environ: str) -> Simulated:
+        environment = engine.environment(os.environ) | {
+            "RANK_ID": str(rank),
+            "RANK_SIZE": str(world_size),
+            "MS_WORKER_NUM": str(world_size),
+            "DEVICE_ID": str(rank % 8),
+            **environ,
+        }
+        command = [sys.executable, "-c", program]
+        done = subprocess.run(
+            command, env=environment, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False, timeout=300
+        )
+        return Simulated(done.returncode, done.stdout.decode(errors="replace"), read_worker_log(io.BytesIO(done.stdout)))
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """The folder of shared documents and corpora beside the project; tests that need it are skipped elsewhere."""
+    if not SHARED.is_dir():
+        pytest.skip("the shared folder is not beside the project")
+    return SHARED
