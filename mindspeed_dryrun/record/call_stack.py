@@ -1,0 +1,164 @@
+"""The `python_stack` column of MindSpore's memory tracker, understood.
+
+The stack is written outermost frame first, `File:/a/b.py;Line:7;Function:forward|File:…|`. It does not say which
+layer, microbatch or iteration a block belongs to; the order of the blocks does. Two stacks in a row tell whether the
+program moved on, started the next layer or started the next microbatch: a frame of the same function whose line went
+back has been entered again.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+_FRAME = re.compile(rb"File:([^|;]*);Line:(\d+);Function:([^|;]*)")
+
+# Files of the framework: never the source line a person is looking for.
+_LIBRARY = re.compile(
+    r"/(mindspore|msadapter|mindtorch|torch_npu|torch|torchair|site-packages/[^/]*torch[^/]*)/|<frozen|^mindspore/|importlib"
+)
+_BLOCK_FILE = re.compile(r"(transformer|mamba)_block\w*\.py$")
+_LAYER_FILE = re.compile(r"(transformer|mamba)_layer\w*\.py$")
+_MODEL_FILE = re.compile(r"_model\w*\.py$")
+_BACKWARD = {"backward_step", "backward", "_engine_run_backward", "backward_custom", "run_backward"}
+_FORWARD_BELOW = {"forward", "construct", "custom_forward"}
+_OPTIMIZER_FILE = re.compile(
+    r"(^|/)(optim|optimizer|optimizers)/([^/]*/)?[^/]*$|[^/]*(optim|adam)[^/]*\.py$", re.IGNORECASE
+)
+_COMMUNICATION_FILE = re.compile(
+    r"p2p_communication|distributed_c10d|/mappings\w*\.py$|finalize_model_grads|all_to_all"
+)
+_COMMUNICATION_FUNCTION = re.compile(
+    r"^(_?communicate\w*|create_tensor_recv_\w+|(send|recv)_\w+|all_?reduce\w*|_?all_?gather\w*|_?reduce_?scatter\w*"
+    r"|all_?to_?all\w*|_gather_along\w*|_reduce_scatter_along\w*|broadcast\w*)$"
+)
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One call: file, line, function."""
+
+    file: str
+    line: int
+    function: str
+
+    @property
+    def place(self) -> str:
+        """'megatron/core/transformer/mlp.py:120 forward' with at most the last three parts of the path."""
+        return f"{'/'.join(self.file.split('/')[-3:])}:{self.line} {self.function}"
+
+
+@dataclass(frozen=True, eq=False)
+class CallStack:
+    """A stack with what it says of the program: its phase and how to number layers and microbatches.
+
+    `phase`: build, grad_buffer, optimizer_build, forward, recompute, backward, step, communicate or other.
+    """
+
+    frames: tuple[Frame, ...]
+    phase: str
+    communicates: bool
+    # Depths: the schedule's forward_step and the model below it (a step back there is a new microbatch); the
+    # transformer block and the last frame of the layer's own file (a step back there is a new layer). -1 = not in it.
+    microbatch_zone: tuple[int, int]
+    layer_zone: tuple[int, int]
+
+    @property
+    def in_layer(self) -> bool:
+        return self.layer_zone[1] >= 0
+
+    @property
+    def source(self) -> Frame | None:
+        """The innermost frame that belongs to the training program and not to the framework."""
+        for frame in reversed(self.frames):
+            if not _LIBRARY.search(frame.file):
+                return frame
+        return self.frames[-1] if self.frames else None
+
+
+def read_stack(text: bytes) -> CallStack:
+    """Pure; any bytes. What is not a frame is left out."""
+    frames = tuple(
+        Frame(file.decode(errors="replace"), int(line), function.decode(errors="replace"))
+        for file, line, function in _FRAME.findall(text)
+    )
+    return CallStack(
+        frames=frames,
+        phase=_phase(frames),
+        communicates=any(
+            _COMMUNICATION_FUNCTION.match(frame.function)
+            or _COMMUNICATION_FILE.search(frame.file)
+            # Megatron's GlobalMemoryBuffer: the buffers that gathers and scatters write to, kept for good.
+            or (frame.function == "get_tensor" and frame.file.endswith("core/utils.py"))
+            for frame in frames
+        ),
+        microbatch_zone=_microbatch_zone(frames),
+        layer_zone=_layer_zone(frames),
+    )
+
+
+def movement(before: CallStack, after: CallStack) -> str:
+    """'microbatch' or 'layer' where `after` entered the next one, else ''."""
+    depth = 0
+    for old, new in zip(before.frames, after.frames, strict=False):
+        if old != new:
+            break
+        depth += 1
+    else:
+        return ""
+    old, new = before.frames[depth], after.frames[depth]
+    if (old.file, old.function) != (new.file, new.function) or new.line >= old.line:
+        # Entering the first layer from the code before it also starts a layer.
+        return "layer" if after.in_layer and not before.in_layer else ""
+    first, last = after.microbatch_zone
+    if 0 <= first <= depth <= last:
+        return "microbatch"
+    first, last = after.layer_zone
+    return "layer" if 0 <= first <= depth <= last else ""
+
+
+def _phase(frames: tuple[Frame, ...]) -> str:
+    functions = [frame.function for frame in frames]
+    for depth, function in enumerate(functions):
+        if function in _BACKWARD:
+            below = frames[depth + 1 :]
+            again = any(
+                frame.function == "custom_forward" or (_LAYER_FILE.search(frame.file) and frame.function == "forward")
+                for frame in below
+            )
+            return "recompute" if again else "backward"
+        if function == "forward_step":
+            return "forward"
+    if any(function.startswith("step") for function in functions) or any(
+        function in ("prepare_grads", "clip_grad_norm", "get_grad_norm") for function in functions
+    ):
+        return "step"
+    if any("param_and_grad_buffer" in frame.file or "_allocate_buffers" in frame.function for frame in frames):
+        return "grad_buffer" if not {"reset", "zero_grad_buffer"} & set(functions) else "other"
+    if any("p2p_communication" in frame.file or frame.function == "finalize_model_grads" for frame in frames):
+        return "communicate"
+    if any(_OPTIMIZER_FILE.search(frame.file) for frame in frames):
+        return "other" if any(function.startswith("zero_grad") for function in functions) else "optimizer_build"
+    if "__init__" in functions:
+        return "build"
+    return "forward" if any(function in _FORWARD_BELOW for function in functions) else "other"
+
+
+def _microbatch_zone(frames: tuple[Frame, ...]) -> tuple[int, int]:
+    for depth, frame in enumerate(frames):
+        if frame.function == "forward_step":
+            models = [
+                index
+                for index, below in enumerate(frames[depth + 1 :], start=depth + 1)
+                if _MODEL_FILE.search(below.file) and below.function == "forward"
+            ]
+            return depth, models[0] if models else depth + 1
+    return -1, -1
+
+
+def _layer_zone(frames: tuple[Frame, ...]) -> tuple[int, int]:
+    first = next((i for i, frame in enumerate(frames) if _BLOCK_FILE.search(frame.file)), -1)
+    layers = [i for i, frame in enumerate(frames) if _LAYER_FILE.search(frame.file)]
+    if not layers:
+        return -1, -1
+    return (first if first >= 0 else layers[0]), layers[-1]

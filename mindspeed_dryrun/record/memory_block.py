@@ -1,0 +1,321 @@
+"""MindSpore's `memory_block.csv`, replayed: the peak, the blocks alive at it, and the curve of its iteration.
+
+One pass, in memory that grows with the blocks alive at once and not with the file: rows come in the order of
+allocation, so a heap of the ends is enough. The long column (`python_stack`) is hashed, not parsed: a training
+program has few different stacks. The rows of the peak are read again at the end, by offset.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO
+
+from mindspeed_dryrun.errors import UsageError
+from mindspeed_dryrun.record.call_stack import CallStack, movement, read_stack
+
+NEVER = 2**63 - 1
+_NEEDED = ("start_time_stamp", "end_time_stamp", "size", "type", "node_name", "python_stack")
+# Bounds of what one pass remembers; real programs stay far below them.
+_MOST_STACKS = 20_000
+_MOST_POINTS = 1_200
+_MOST_SEGMENTS = 10_000
+
+
+@dataclass(eq=False)
+class Segment:
+    """A stretch of one phase: a microbatch's forward or backward, an optimizer step, the building of the model."""
+
+    phase: str
+    iteration: int  # 0 before training, then from 1
+    microbatch: int | None  # from 1, of the iteration
+    start: int
+    end: int = 0
+    peak_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Block:
+    """A block that is alive at the peak."""
+
+    start: int
+    end: int
+    size: int
+    kind: str  # MindSpore's type: PyNativeOutput, Weight, WorkSpace, …
+    node: str
+    stack: CallStack
+    segment: Segment
+    layer: int | None  # from 1, of this rank
+
+
+@dataclass
+class Iteration:
+    """Used memory over one iteration: for each point its time stamp, the lowest and the highest bytes around it."""
+
+    number: int
+    points: list[tuple[int, int, int]] = field(default_factory=list)
+    segments: list[Segment] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Replay:
+    """What the file says. Bytes are exact: the sizes of `blocks` add up to `peak_bytes`."""
+
+    path: Path
+    rows: int
+    peak_bytes: int
+    peak_time: int
+    peak_segment: Segment
+    blocks: tuple[Block, ...]
+    iteration: Iteration  # the one that holds the peak
+    counted_used_bytes: int | None  # the largest actual_used_memory that the engine wrote
+    counted_peak_bytes: int | None  # the largest actual_peak_memory: with fragments
+    damaged_rows: int
+
+
+def replay(path: Path) -> Replay:
+    """Reads a whole file. UsageError if it is not a memory_block.csv or holds no block."""
+    with path.open("rb") as file:
+        reader = _Reader(_columns(file.readline(), path), path)
+        reader.read(file)
+        if reader.peak_segment is None or reader.iteration is None:
+            raise UsageError(f"{path} holds no block: was the memory tracker on while the program ran?")
+        blocks = tuple(reader.live_blocks(file))
+    return Replay(
+        path=path,
+        rows=reader.rows,
+        peak_bytes=reader.peak,
+        peak_time=reader.peak_time,
+        peak_segment=reader.peak_segment,
+        blocks=blocks,
+        iteration=reader.iteration,
+        counted_used_bytes=reader.counted_used,
+        counted_peak_bytes=reader.counted_peak,
+        damaged_rows=reader.damaged,
+    )
+
+
+@dataclass(frozen=True)
+class _Columns:
+    at: dict[str, int]
+    before_stack: int  # number of columns before python_stack
+    after_stack: int  # number of commas after it
+
+
+def _columns(header: bytes, path: Path) -> _Columns:
+    names = [name.strip() for name in header.decode("utf-8-sig", errors="replace").rstrip("\r\n").split(",")]
+    missing = [name for name in _NEEDED if name not in names]
+    if missing:
+        raise UsageError(f"{path} is not a memory_block.csv of MindSpore: no column {', '.join(missing)}.")
+    at = {name: index for index, name in enumerate(names) if name}
+    if any(at[name] > at["python_stack"] for name in _NEEDED):
+        raise UsageError(f"{path}: the columns are in an order that this version does not know.")
+    return _Columns(at, at["python_stack"], len(names) - at["python_stack"] - 1)
+
+
+_Entry = tuple[int, int, int, int, int, Segment, "int | None"]  # end, sequence, size, start, offset, segment, layer
+
+
+class _Reader:
+    """The state of one pass."""
+
+    def __init__(self, columns: _Columns, path: Path) -> None:
+        self.columns = columns
+        self.path = path
+        self.rows = self.damaged = 0
+        self.peak = self.peak_time = 0
+        self.peak_segment: Segment | None = None
+        self.iteration: Iteration | None = None
+        self.counted_used: int | None = None
+        self.counted_peak: int | None = None
+        self._ending: list[_Entry] = []  # a heap
+        self._staying: list[_Entry] = []
+        # Blocks of the peak that were freed after it: with those still alive they are the peak's blocks.
+        self._freed_since_peak: list[_Entry] = []
+        self._peak_sequence = -1
+
+    def read(self, file: BinaryIO) -> None:
+        """The pass. One loop on purpose: a call per row would cost as much as the row."""
+        at = self.columns.at
+        i_start, i_end, i_size = at["start_time_stamp"], at["end_time_stamp"], at["size"]
+        i_used, i_actual = at.get("actual_used_memory", i_size), at.get("actual_peak_memory", i_size)
+        counts = "actual_used_memory" in at and "actual_peak_memory" in at
+        i_stack = self.columns.before_stack
+        stacks: dict[bytes, CallStack] = {}
+        moves: dict[tuple[CallStack, CallStack], str] = {}
+        ending, push, pop = self._ending, heapq.heappush, heapq.heappop
+        program = _Program()
+        before: CallStack | None = None
+        used = peak = sequence = start = counted_used = counted_peak = 0
+        last_start = -1
+        peak_sequence = -1
+        offset = file.tell()
+        for line in file:
+            row = line.split(b",", i_stack)
+            here, offset = offset, offset + len(line)
+            try:
+                start, end, size = int(row[i_start]), int(row[i_end]), int(row[i_size])
+                engine_used, engine_peak = int(row[i_used]), int(row[i_actual])
+                tail = row[i_stack]
+            except (ValueError, IndexError):
+                self.damaged += bool(line.strip())
+                continue
+            if start < last_start:
+                raise UsageError(
+                    f"{self.path}: block {sequence + 1} starts before the one above it: sort the file by its first column."
+                )
+            last_start = start
+            while ending and ending[0][0] <= start:
+                gone = pop(ending)
+                used -= gone[2]
+                if gone[1] <= peak_sequence:
+                    self._freed_since_peak.append(gone)
+            stack = stacks.get(tail)
+            if stack is None:
+                if len(stacks) >= _MOST_STACKS:
+                    stacks.clear()
+                    moves.clear()
+                stack = stacks[tail] = read_stack(tail)
+            if stack is not before:
+                move: str | None = ""
+                if before is not None:
+                    move = moves.get((before, stack))
+                    if move is None:
+                        if len(moves) >= 10 * _MOST_STACKS:
+                            moves.clear()
+                        move = moves[before, stack] = movement(before, stack)
+                if move or stack.phase != program.phase:
+                    self._keep(program.move(stack, move, start))
+                before = stack
+            program.see(start, used, used + size)
+            used += size
+            entry = (end, sequence, size, start, here, program.segment, program.layer if stack.in_layer else None)
+            if end >= NEVER:
+                self._staying.append(entry)
+            else:
+                push(ending, entry)
+            if used > peak:
+                peak, peak_sequence = used, sequence
+                self.peak_time, self.peak_segment = start, program.segment
+                self._freed_since_peak.clear()
+            if engine_used > counted_used:
+                counted_used = engine_used
+            if engine_peak > counted_peak:
+                counted_peak = engine_peak
+            sequence += 1
+        self.rows, self.peak, self._peak_sequence = sequence, peak, peak_sequence
+        self._keep(program.finish(start + 1))
+        if counts and sequence:
+            self.counted_used, self.counted_peak = counted_used, counted_peak
+
+    def live_blocks(self, file: BinaryIO) -> Iterator[Block]:
+        """The rows alive at the peak, read again one by one."""
+        at, i_stack = self.columns.at, self.columns.before_stack
+        alive = [
+            entry
+            for group in (self._staying, self._ending, self._freed_since_peak)
+            for entry in group
+            if entry[1] <= self._peak_sequence
+        ]
+        stacks: dict[bytes, CallStack] = {}
+        for end, _, size, start, offset, segment, layer in sorted(alive, key=lambda entry: entry[1]):
+            file.seek(offset)
+            row = file.readline().rstrip(b"\r\n").split(b",", i_stack)
+            tail = row[i_stack].rsplit(b",", self.columns.after_stack)[0]
+            stack = stacks.get(tail)
+            if stack is None:
+                stack = stacks[tail] = read_stack(tail)
+            yield Block(
+                start=start,
+                end=end,
+                size=size,
+                kind=row[at["type"]].decode(errors="replace"),
+                node=row[at["node_name"]].decode(errors="replace"),
+                stack=stack,
+                segment=segment,
+                layer=layer,
+            )
+
+    def _keep(self, iteration: Iteration | None) -> None:
+        if iteration and self.peak_segment and self.peak_segment.iteration == iteration.number:
+            self.iteration = iteration
+
+
+class _Program:
+    """Where the program is: iteration, microbatch, layer; and the curve of the iteration so far."""
+
+    def __init__(self) -> None:
+        self.phase = "build"
+        self.layer: int | None = None
+        self.segment = Segment("build", 0, None, 0)
+        self._iteration = Iteration(0, segments=[self.segment])
+        self._forwards = self._backwards = 0
+        self._stepped = False
+        self._rows_a_point = 1
+        self._rows = 0
+        self._time = self._low = self._high = 0
+
+    def move(self, stack: CallStack, move: str, now: int) -> Iteration | None:
+        """Enters a phase, a microbatch or a layer. Returns the iteration that ended with it, if one did."""
+        phase = stack.phase
+        if phase == self.phase and (move == "layer" or phase != "forward"):
+            if move == "layer":
+                self.layer = (self.layer or 0) + 1
+            return None
+        ended = None
+        if phase in ("forward", "backward", "recompute") and (self._stepped or self._iteration.number == 0):
+            ended = self.finish(now)
+            self._iteration = Iteration(ended.number + 1)
+            self._stepped = False
+            self._forwards = self._backwards = 0
+            self._rows_a_point, self._rows = 1, 0
+        microbatch = None
+        if phase == "forward":
+            self._forwards += 1
+            microbatch = self._forwards
+        elif phase in ("backward", "recompute"):
+            # A backward that recomputes its layers goes to and fro between the two phases.
+            self._backwards += self.phase not in ("backward", "recompute")
+            microbatch = self._backwards
+        elif phase == "step":
+            self._stepped = True
+        self.segment.end = now
+        self.segment = Segment(phase, self._iteration.number, microbatch, now)
+        if len(self._iteration.segments) < _MOST_SEGMENTS:
+            self._iteration.segments.append(self.segment)
+        self.phase = phase
+        self.layer = 1 if stack.in_layer else None
+        return ended
+
+    def see(self, now: int, low: int, high: int) -> None:
+        """A point of the curve; neighbours are merged when there are too many, lows and highs kept."""
+        if high > self.segment.peak_bytes:
+            self.segment.peak_bytes = high
+        if not self._rows:
+            self._time, self._low, self._high = now, low, high
+        else:
+            if low < self._low:
+                self._low = low
+            if high > self._high:
+                self._high = high
+        self._rows += 1
+        if self._rows >= self._rows_a_point:
+            self._point()
+
+    def finish(self, now: int) -> Iteration:
+        """The iteration so far, closed."""
+        if self._rows:
+            self._point()
+        self.segment.end = now
+        return self._iteration
+
+    def _point(self) -> None:
+        points = self._iteration.points
+        points.append((self._time, self._low, self._high))
+        self._rows = 0
+        if len(points) >= _MOST_POINTS:
+            pairs = zip(points[::2], points[1::2], strict=True)
+            points[:] = [(one[0], min(one[1], two[1]), max(one[2], two[2])) for one, two in pairs]
+            self._rows_a_point *= 2

@@ -1,0 +1,283 @@
+"""What fills the memory at the peak: weights, gradients, optimizer, activations, communication, temporary, workspace.
+
+Every block alive at the peak falls into exactly one category, by when it was made, by which code, and how long it
+lives. Nothing is estimated: the categories add up to the peak, byte for byte.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mindspeed_dryrun.record.memory_block import NEVER, Block, Iteration, Replay, Segment, replay
+from mindspeed_dryrun.record.tracker_graph import Shape, read_shapes
+
+CATEGORIES = (
+    "weights",
+    "gradients",
+    "optimizer",
+    "activations",
+    "communication",
+    "temporary",
+    "workspace",
+    "other",
+)
+STATIC = ("weights", "gradients", "optimizer")
+_COMMUNICATION_NODE = re.compile(
+    r"^(DistComm|InnerComm|Comm)?(AllReduce|AllGather|ReduceScatter|Broadcast|AllToAll|AlltoAll|Send|Receive|Recv|Isend|Irecv"
+    r"|Gather|Scatter|Reduce|BatchISendIRecv)\w*$"
+)
+_PHASE_WORDS = {
+    "build": "while the model is built",
+    "grad_buffer": "while the gradient buffers are made",
+    "optimizer_build": "while the optimizer is built",
+    "forward": "in the forward",
+    "recompute": "in a recomputed forward",
+    "backward": "in the backward",
+    "step": "in the optimizer step",
+    "communicate": "in communication between stages",
+    "other": "between the phases",
+}
+_MOST_TENSORS = 20
+
+
+@dataclass(frozen=True)
+class Part:
+    """A share of the peak under a name."""
+
+    name: str
+    size_bytes: int
+    blocks: int
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """Equal tensors of the peak: same size, operator, category and source line."""
+
+    size_bytes: int  # of all of them
+    blocks: int
+    category: str
+    operator: str
+    layers: tuple[int, ...]
+    microbatches: tuple[int, ...]
+    place: str  # file:line function
+    shape: Shape | None
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """The peak of one rank, taken apart. `difference_bytes` is the engine's figure minus the sum."""
+
+    path: Path
+    rank: int | None
+    peak_bytes: int
+    peak_time: int
+    peak_segment: Segment
+    categories: tuple[Part, ...]
+    engine_used_mb: int | None
+    engine_actual_mb: int | None
+    counted_used_bytes: int | None
+    fragments_bytes: int | None
+    microbatches: tuple[Part, ...]
+    layers: tuple[Part, ...]
+    operators: tuple[Part, ...]
+    temporaries: tuple[Part, ...]
+    others: tuple[Part, ...]
+    tensors: tuple[Tensor, ...]
+    parameters: int | None
+    bytes_per_parameter: float | None
+    iteration: Iteration
+    rows: int
+    damaged_rows: int
+
+    @property
+    def static_bytes(self) -> int:
+        """Weights, gradients and optimizer states together."""
+        return sum(part.size_bytes for part in self.categories if part.name in STATIC)
+
+    @property
+    def difference_mb(self) -> int:
+        """What the engine counted and the tracker file does not show, in whole MB; 0 where they agree."""
+        if self.engine_used_mb is not None:
+            return self.engine_used_mb - self.peak_bytes // 2**20
+        if self.counted_used_bytes is not None:
+            return (self.counted_used_bytes - self.peak_bytes) // 2**20
+        return 0
+
+    @property
+    def when(self) -> str:
+        """'in the backward of microbatch 1, iteration 2'."""
+        segment = self.peak_segment
+        words = _PHASE_WORDS[segment.phase]
+        if segment.microbatch is not None:
+            words += f" of microbatch {segment.microbatch}"
+        return words + (f", iteration {segment.iteration}" if segment.iteration else "")
+
+
+def explain(
+    path: Path, rank: int | None = None, engine_used_mb: int | None = None, engine_actual_mb: int | None = None
+) -> Explanation:
+    """Takes the peak of one `memory_block.csv` apart; the engine's own figures come from the rank's log, if there is one."""
+    played = replay(path)
+    named = list(zip(categorise(played), played.blocks, strict=True))
+    activations = [block for name, block in named if name == "activations"]
+    large = sorted(named, key=lambda pair: -pair[1].size)[: 20 * _MOST_TENSORS]
+    starts = {block.start for name, block in named if name == "weights"} | {block.start for _, block in large}
+    shapes = read_shapes(path.with_name("tracker_graph.ir"), starts)
+    weights = [block for name, block in named if name == "weights"]
+    parameters = count_parameters(weights, shapes)
+    static = sum(block.size for name, block in named if name in STATIC)
+    counted = played.counted_peak_bytes
+    fragments = None
+    if engine_actual_mb is not None and engine_used_mb is not None:
+        fragments = (engine_actual_mb - engine_used_mb) * 2**20
+    elif counted is not None:
+        fragments = counted - played.peak_bytes
+    return Explanation(
+        path=path,
+        rank=rank,
+        peak_bytes=played.peak_bytes,
+        peak_time=played.peak_time,
+        peak_segment=played.peak_segment,
+        categories=_parts(((name, block) for name, block in named), CATEGORIES),
+        engine_used_mb=engine_used_mb,
+        engine_actual_mb=engine_actual_mb,
+        counted_used_bytes=played.counted_used_bytes,
+        fragments_bytes=fragments,
+        microbatches=_parts(((_microbatch(block), block) for block in activations), numbered=True),
+        layers=_parts(((_layer(block), block) for block in activations), numbered=True),
+        operators=_parts((block.node or block.kind, block) for block in activations),
+        temporaries=_parts((_operator_at(block), block) for name, block in named if name == "temporary"),
+        others=_parts((_operator_at(block), block) for name, block in named if name in ("other", "communication")),
+        tensors=_tensors(named, shapes),
+        parameters=parameters,
+        bytes_per_parameter=static / parameters if parameters else None,
+        iteration=played.iteration,
+        rows=played.rows,
+        damaged_rows=played.damaged_rows,
+    )
+
+
+def categorise(played: Replay) -> list[str]:
+    """The category of each block of the peak, in order."""
+    lines = {
+        line
+        for block in played.blocks
+        if block.stack.phase == "grad_buffer" and (line := _buffer_line(block)) is not None
+    }
+    # Megatron's buffer makes the parameters' buffer (with a distributed optimizer) above the gradients' buffer.
+    weight_line = min(lines) if len(lines) > 1 else None
+    return [_category(block, played.peak_segment, weight_line) for block in played.blocks]
+
+
+def count_parameters(weights: Sequence[Block], shapes: dict[int, Shape]) -> int | None:
+    """The elements of the weights; None where the shapes of more than a thousandth of them are not known."""
+    known = [shapes[block.start] for block in weights if block.start in shapes]
+    size = sum(block.size for block in weights)
+    if not known or sum(shape.bytes for shape in known) < 0.999 * size - 1024 * len(weights):
+        return None
+    return sum(shape.elements for shape in known)
+
+
+def _category(block: Block, peak: Segment, weight_line: int | None) -> str:
+    stays = block.end >= NEVER or block.segment.iteration < peak.iteration
+    phase = block.stack.phase
+    if block.kind == "WorkSpace":
+        return "workspace"
+    if block.kind == "Weight":
+        return "weights"
+    if block.kind in ("ConstantValue", "GeConst"):
+        return "other"
+    communicates = block.stack.communicates or bool(_COMMUNICATION_NODE.match(block.node))
+    if phase == "grad_buffer":
+        return "weights" if weight_line is not None and _buffer_line(block) == weight_line else "gradients"
+    if phase in ("optimizer_build", "step"):
+        return "optimizer" if stays else "communication" if communicates else "temporary"
+    if phase == "communicate":
+        return "communication"
+    if phase == "build" or (phase == "other" and block.segment.iteration == 0):
+        constant = any("rotary" in frame.file or "rope" in frame.file for frame in block.stack.frames)
+        return "temporary" if not stays else "other" if constant else "weights"
+    if phase in ("backward", "recompute"):
+        if communicates:
+            return "communication"
+        return "gradients" if stays else "activations" if phase == "recompute" else "temporary"
+    if phase == "forward":
+        if stays:
+            return "communication" if communicates else "other"
+        if block.segment is peak and block.end <= peak.end:  # gone before this forward ends: nothing saved
+            return "communication" if communicates else "temporary"
+        return "activations"
+    if block.kind in ("Kernel", "GraphOutput", "Somas", "SomasOutput"):  # graph mode: no Python stack
+        return "activations" if not communicates else "communication"
+    return "other"
+
+
+def _buffer_line(block: Block) -> int | None:
+    for frame in block.stack.frames:
+        if "param_and_grad_buffer" in frame.file and frame.function == "__init__":
+            return frame.line
+    return None
+
+
+def _layer(block: Block) -> int | str:
+    if block.stack.phase == "recompute":
+        return "recomputed layers"
+    if block.layer is not None:
+        return block.layer
+    scope = re.search(r"(?:^|[-./_])layers?[-./_](?:\w*List[-./])?(\d+)", block.node)  # graph mode names its layers
+    return int(scope[1]) + 1 if scope else "outside the layers"
+
+
+def _microbatch(block: Block) -> int | str:
+    return "recomputed" if block.stack.phase == "recompute" else block.segment.microbatch or "no microbatch"
+
+
+def _operator_at(block: Block) -> str:
+    source = block.stack.source
+    return f"{block.node or block.kind}" + (f" at {source.place}" if source else "")
+
+
+def _parts(
+    pairs: Iterable[tuple[Hashable, Block]], names: Sequence[str] = (), numbered: bool = False
+) -> tuple[Part, ...]:
+    sizes: Counter[Hashable] = Counter(dict.fromkeys(names, 0))
+    counts: Counter[Hashable] = Counter()
+    for name, block in pairs:
+        sizes[name] += block.size
+        counts[name] += 1
+    order = list(names) or sorted(
+        sizes, key=lambda name: (isinstance(name, str), name) if numbered else (-sizes[name], str(name))
+    )
+    return tuple(Part(str(name), sizes[name], counts[name]) for name in order)
+
+
+def _tensors(named: Sequence[tuple[str, Block]], shapes: dict[int, Shape]) -> tuple[Tensor, ...]:
+    groups: dict[tuple[object, ...], list[Block]] = {}
+    for name, block in named:
+        source = block.stack.source
+        key = (name, block.size, block.node, source)
+        groups.setdefault(key, []).append(block)
+    largest = sorted(groups.items(), key=lambda item: -sum(block.size for block in item[1]))[:_MOST_TENSORS]
+    found = []
+    for (name, size, _, source), blocks in largest:
+        found.append(
+            Tensor(
+                size_bytes=int(str(size)) * len(blocks),
+                blocks=len(blocks),
+                category=str(name),
+                operator=blocks[0].node or blocks[0].kind,
+                layers=tuple(sorted({block.layer for block in blocks if block.layer is not None})),
+                microbatches=tuple(
+                    sorted({block.segment.microbatch for block in blocks if block.segment.microbatch is not None})
+                )
+                if name in ("activations", "temporary")
+                else (),
+                place=source.place if source else "",  # type: ignore[attr-defined]
+                shape=next((shapes[block.start] for block in blocks if block.start in shapes), None),
+            )
+        )
+    return tuple(found)
