@@ -259,7 +259,7 @@ def test_a_read_only_cache_folder_ends_the_command_with_a_sentence(own_cache: Pa
 
 def test_a_cpu_only_mindspore_is_refused(tmp_path: Path) -> None:
     (tmp_path / "lib" / "plugin").mkdir(parents=True)
-    with pytest.raises(DryRunError, match="CPU-only build.*pip install"):
+    with pytest.raises(DryRunError, match=r"CPU-only build.*pip install"):
         find_lacks(tmp_path)
 
 
@@ -267,7 +267,7 @@ def test_a_broken_library_is_named(tmp_path: Path) -> None:
     plugin = tmp_path / "lib" / "plugin"
     plugin.mkdir(parents=True)
     (plugin / "libmindspore_ascend.so.2").write_bytes(b"not an ELF file")
-    with pytest.raises(DryRunError, match="libmindspore_ascend.so.2 is not a readable library"):
+    with pytest.raises(DryRunError, match=r"libmindspore_ascend.so.2 is not a readable library"):
         find_lacks(tmp_path)
 
 
