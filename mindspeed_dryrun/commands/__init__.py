@@ -31,6 +31,9 @@ VERBS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one verb. 0 all fits · 3 something does not fit · 1 a rank failed · 2 wrong use."""
     words = list(sys.argv[1:] if argv is None else argv)
+    # argparse cannot hold apart what a script gets and what its trainer gets: `launch SCRIPT [ARG…] [-- TRAINER ARGS…]`
+    dashes = words.index("--") if "--" in words else len(words)
+    words, after_dashes = words[:dashes], words[dashes + 1 :]
     parser = argparse.ArgumentParser(
         prog="mindspeed-dryrun",
         description="Dry-run MindSpeed-LLM training scripts: every rank's peak memory, without an NPU.",
@@ -50,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             sub.set_defaults(run=module.run)
         else:
             verbs.add_parser(verb, help=summary, add_help=False)
-    args = parser.parse_args(words)
+    args = parser.parse_args(words, argparse.Namespace(after_dashes=after_dashes))
     try:
         return int(args.run(args))
     except DryRunError as error:

@@ -148,9 +148,7 @@ def drop_comments(argv: Sequence[str]) -> tuple[list[str], list[str]]:
         if word.startswith("#"):
             in_comment = True
             debris.append(word)
-        elif in_comment and not _ends_comment(word):
-            debris.append(word)
-        elif word.strip() == "\\":
+        elif (in_comment and not _ends_comment(word)) or word.strip() == "\\":
             debris.append(word)
         else:
             in_comment = False

@@ -25,6 +25,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from mindspeed_dryrun.bootstrap import config
 from mindspeed_dryrun.errors import UsageError
@@ -34,15 +35,12 @@ from mindspeed_dryrun.launch.readonly import write_only_below
 TIME_LIMIT_S = 60.0
 _SHIM = Path(__file__).parent / "shim"
 
-_QUIET = (
-    "mkdir rmdir rm mv cp ln touch chmod chown install truncate dd tar unzip gzip wget curl pip pip3 "
-    "pkill killall kill sudo ssh scp rsync pdsh docker sleep ray systemctl reboot"
-).split()
-_OTHER_LAUNCHERS = "torchrun mpirun mpiexec deepspeed accelerate".split()
+_QUIET = ["mkdir", "rmdir", "rm", "mv", "cp", "ln", "touch", "chmod", "chown", "install", "truncate", "dd", "tar", "unzip", "gzip", "wget", "curl", "pip", "pip3", "pkill", "killall", "kill", "sudo", "ssh", "scp", "rsync", "pdsh", "docker", "sleep", "ray", "systemctl", "reboot"]
+_OTHER_LAUNCHERS = ["torchrun", "mpirun", "mpiexec", "deepspeed", "accelerate"]
 _SKIPPED = 'printf "%s\\n" "{0} $1" >> "$__dryrun_bin/../skipped"; exit 0'
 _REAL = 'PATH=${{PATH#"$__dryrun_bin:"}} exec {0} "$@"'
 _PROGRAMS = {
-    **{name: "exit 0" for name in _QUIET},
+    **dict.fromkeys(_QUIET, "exit 0"),
     **{name: f'printf "%s\\n" {name} >> "$__dryrun_bin/../launchers"; exit 0' for name in _OTHER_LAUNCHERS},
     "tee": "exec cat",
     # following a log that will never come would never end
@@ -154,7 +152,7 @@ def assignments(text: str) -> Iterator[Assignment]:
 
 
 _BEFORE_COMMANDS = frozenset(
-    "if then else elif while until do { ! time export declare typeset local readonly".split()
+    ["if", "then", "else", "elif", "while", "until", "do", "{", "!", "time", "export", "declare", "typeset", "local", "readonly"]
 )
 
 
@@ -169,13 +167,11 @@ def _word_end(text: str, position: int) -> int:
                 closing.pop()
         elif char == "\\":
             position += 1
-        elif closing and closing[-1] == '"' and char == '"' or closing and closing[-1] == "`" and char == "`":
+        elif (closing and closing[-1] == '"' and char == '"') or (closing and closing[-1] == "`" and char == "`"):
             closing.pop()
-        elif char in "\"`":
+        elif char in "\"`" or (char == "'" and not (closing and closing[-1] == '"')):
             closing.append(char)
-        elif char == "'" and not (closing and closing[-1] == '"'):
-            closing.append(char)
-        elif char in "({" and (previous in "$<>=" and previous or (closing and closing[-1] in ")}" and char == "(")):
+        elif char in "({" and ((previous in "$<>=" and previous) or (closing and closing[-1] in ")}" and char == "(")):
             closing.append(")" if char == "(" else "}")
         elif closing and char == closing[-1]:
             closing.pop()
@@ -235,7 +231,7 @@ def _write_program(path: Path, body: str) -> None:
     path.chmod(0o755)
 
 
-def _run(command: Sequence[str], folder: Path, env: Mapping[str, str]) -> tuple[list[dict[str, object]], int, str]:
+def _run(command: Sequence[str], folder: Path, env: Mapping[str, str]) -> tuple[list[dict[str, Any]], int, str]:
     """Runs bash and all that it starts to the end, or to the time limit; (calls, exit status, output)."""
     lock = write_only_below(folder)
     reader, writer = os.pipe()  # every process below holds the writing end: its closing says that all are gone

@@ -1,0 +1,210 @@
+"""Dry-runs a training script as it is: every rank's peak memory, the worst rank, whether the job fits.
+
+    mindspeed-dryrun launch pretrain_qwen25_7b_32k_ms.sh
+    mindspeed-dryrun launch SCRIPT --set TP=4 --set PP=2 -- --recompute-granularity full --recompute-method uniform
+
+Words after SCRIPT are the script's own arguments ($1, $2, …); arguments after -- replace or extend the trainer's.
+The script and everything it names stay untouched; all output goes to --out. The same --out continues where it stopped.
+Exit status: 0 all simulated ranks fit, 3 at least one does not fit, 1 a rank failed or timed out, 2 wrong use.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from mindspeed_dryrun.errors import DryRunError, UsageError
+from mindspeed_dryrun.launch.job import Job
+from mindspeed_dryrun.launch.plan import DEFAULT_TIMEOUT_S, Plan, changed_environment, plan_json, rewritten_call
+from mindspeed_dryrun.launch.run import (
+    LaunchOptions,
+    default_out,
+    exit_status,
+    plan_job,
+    read_job,
+    run_plan,
+)
+from mindspeed_dryrun.units import parse_size_mb
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The fixed options of `launch`."""
+    parser.add_argument("script", metavar="SCRIPT", help="the shell script that calls msrun")
+    parser.add_argument("script_args", metavar="ARG", nargs="*", help="the script's own arguments")
+    parser.add_argument(
+        "--set", metavar="NAME=VALUE", action="append", default=[], help="change a variable of the script (repeatable)"
+    )
+    parser.add_argument("--out", metavar="DIR", help="folder of the record (default: dryrun-SCRIPT)")
+    parser.add_argument("--ranks", default="auto", metavar="auto|all|LIST", help="one of each class, all, or 0,3,8-11")
+    parser.add_argument("--microbatches", default="auto", choices=("auto", "all"), help="as many as reach the peak, or all")
+    parser.add_argument("--level", type=int, default=1, choices=(0, 1, 2, 3), help="MindSpore's simulation level")
+    parser.add_argument("--budget", metavar="SIZE", help="memory per card, such as 58G (default: what MindSpore can use)")
+    parser.add_argument("--trainer", default="auto", choices=("auto", "script", "embedded"), help="whose program runs")
+    parser.add_argument("--jobs", type=int, metavar="N", help="ranks at once (default: by cores and free memory)")
+    parser.add_argument("--executor", default="local", choices=("local", "ray"), help="where ranks run")
+    parser.add_argument("--timeout", type=float, default=DEFAULT_TIMEOUT_S, metavar="S", help="seconds for one rank")
+    parser.add_argument("--plan-only", action="store_true", help="show the rewritten call and the ranks, run nothing")
+    parser.add_argument("--json", action="store_true", help="print the report (or plan) as JSON")
+    parser.add_argument("--explain", action="store_true", help="record every allocation, and say what fills the memory")
+    parser.add_argument("--ab", action="store_true", help="run the script for real as well (needs NPUs) and compare")
+    parser.add_argument(
+        "--check-classes", type=int, default=0, metavar="N", help="simulate N random other ranks and fail if they differ"
+    )
+    parser.add_argument("--patches", metavar="FILE", action="append", default=[], help="a patch file of your own")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Script → job → plan → record → summary."""
+    script = Path(args.script)
+    options = options_from(args)
+    job = read_job(script, options)
+    if args.ab and not args.plan_only:
+        from mindspeed_dryrun.launch.ab import real_run_first
+
+        return real_run_first(script, job, Path(args.out or default_out(script)), args)
+    return run_job(job, Path(args.out or default_out(script)), args)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The options alone, for an activated msrun."""
+    result = argparse.ArgumentParser(prog="mindspeed-dryrun launch", description=__doc__)
+    add_arguments(result)
+    return result
+
+
+def run_job(job: Job, out: Path, args: argparse.Namespace) -> int:
+    """Plans and runs a job that is understood, prints what was asked for, and returns the exit status."""
+    from mindspeed_dryrun.cann import choose_engine
+
+    options = options_from(args)
+    out = out.absolute()
+    if args.plan_only:
+        try:
+            engine = choose_engine(args.level)
+        except DryRunError as error:
+            engine, missing = None, str(error)
+        plan = plan_job(job, options, engine)
+        if args.json:
+            print(json.dumps(plan_json(plan, out), indent=2, ensure_ascii=False))
+        else:
+            print(plan_text(plan, out))
+            if engine is None:
+                print(f"note: this plan cannot be run here: {missing}")
+        return 0
+    plan = plan_job(job, options, choose_engine(args.level))
+    if plan.problem:
+        raise UsageError(plan.problem if plan.problem.endswith(".") else plan.problem + ".")
+    from mindspeed_dryrun.launch.progress_view import progress_view
+
+    with progress_view(plan.tasks, quiet=args.json) as view:
+        report = run_plan(plan, out, options, view)
+    _print_report(report, out, args)
+    return exit_status(report)
+
+
+def _print_report(report: object, out: Path, args: argparse.Namespace) -> None:
+    from mindspeed_dryrun import report as views
+    from mindspeed_dryrun.record.model import Report
+
+    assert isinstance(report, Report)
+    views.write_html(out)
+    if args.json:
+        print(json.dumps(report.to_json(), indent=2, ensure_ascii=False))
+        return
+    print(views.render(report, "table", out))
+    print(f"record: {out}")
+    if args.explain:
+        from mindspeed_dryrun.commands import main
+
+        main(["explain", str(out)])
+
+
+def options_from(args: argparse.Namespace) -> LaunchOptions:
+    """The command line as options; wrong values are refused here."""
+    if args.jobs is not None and args.jobs < 1:
+        raise UsageError(f"--jobs {args.jobs}: at least one rank must run at a time.")
+    if args.timeout <= 0:
+        raise UsageError(f"--timeout {args.timeout}: give a number of seconds above 0.")
+    if args.check_classes < 0:
+        raise UsageError(f"--check-classes {args.check_classes}: give a number of ranks.")
+    return LaunchOptions(
+        sets=parse_sets(args.set),
+        script_args=tuple(args.script_args),
+        overrides=tuple(getattr(args, "after_dashes", ())),
+        out=Path(args.out) if args.out else None,
+        ranks=args.ranks,
+        microbatches=args.microbatches,
+        level=args.level,
+        budget_mb=parse_size_mb(args.budget) if args.budget else None,
+        trainer=args.trainer,
+        jobs=args.jobs,
+        executor=args.executor,
+        timeout_s=args.timeout,
+        explain=args.explain,
+        check_classes=args.check_classes,
+        patch_files=tuple(Path(file) for file in args.patches),
+    )
+
+
+def parse_sets(words: Sequence[str]) -> dict[str, str]:
+    """`NAME=VALUE` words as a mapping."""
+    result = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not equals or not name.isidentifier():
+            raise UsageError(f"--set wants NAME=VALUE and got '{word}'.")
+        result[name] = value
+    return result
+
+
+def plan_text(plan: Plan, out: Path) -> str:
+    """The rewritten call, the environment, the ranks, and what to know."""
+    job, p = plan.job, plan.job.parallel
+    level = plan.engine.level if plan.engine else 1
+    layout = f"TP {p.tp} · PP {p.pp} · DP {p.dp} · CP {p.cp} · EP {p.ep}" + (f" · VPP {p.vpp}" if p.vpp else "")
+    lines = [f"job: {job.script} ({job.kind}), {job.world_size} ranks, {layout}"]
+    if job.is_megatron:
+        lines.append(
+            f"     {job.num_layers} layers, {job.seq_length} tokens, micro batch {job.micro_batch}, global batch {job.global_batch}, "
+            f"recompute {job.recompute or 'none'}, distributed optimizer {'yes' if job.distributed_optimizer else 'no'}"
+        )
+    engine = f"MindSpore {plan.engine.mindspore}, CANN {plan.engine.cann}, level {level}" if plan.engine else "none"
+    lines += [f"engine: {engine}", f"trainer: {plan.trainer}", "", "msrun call, rewritten:"]
+    lines.append("  " + shlex.join(rewritten_call(job, level, out)))
+    lines += ["", "environment of a rank (what the script's own has not):"]
+    lines += [f"  {name}={_shortened(value)}" for name, value in changed_environment(plan).items()]
+    lines += ["", f"ranks to simulate: {len(plan.tasks)} of {job.world_size}"]
+    for task in plan.tasks:
+        stage = "-" if task.stage is None else task.stage
+        lines.append(f"  rank {task.rank}  stage {stage}  stands for {ranges(task.represents)}  ({task.why})")
+    lines += ["", "command of the first one:", "  " + shlex.join(plan.tasks[0].argv)]
+    lines += [f"note: {note}" for note in plan.notes]
+    if plan.problem:
+        lines.append(f"note: this plan cannot be run here: {plan.problem}")
+    return "\n".join(lines)
+
+
+def _shortened(value: str) -> str:
+    return value if len(value) <= 160 else value[:157] + "…"
+
+
+def ranges(ranks: Sequence[int]) -> str:
+    """(0, 1, 2, 5) → '0-2,5'."""
+    parts: list[str] = []
+    start = previous = None
+    for rank in [*ranks, None]:
+        if previous is not None and rank != previous + 1:
+            parts.append(f"{start}" if start == previous else f"{start}-{previous}")
+            start = rank
+        elif previous is None:
+            start = rank
+        previous = rank
+    return ",".join(parts)
+
+
+if __name__ == "__main__":
+    sys.exit("run it as: mindspeed-dryrun launch")

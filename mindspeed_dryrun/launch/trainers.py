@@ -1,0 +1,129 @@
+"""Which trainer the ranks run: the script's own where it and what it imports can be found, else the embedded one."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from mindspeed_dryrun.errors import DryRunError, UsageError
+from mindspeed_dryrun.launch.job import Job
+from mindspeed_dryrun.packages import engine_path
+from mindspeed_dryrun.trainer import flags as embedded_flags
+
+EMBEDDED = "mindspeed_dryrun.trainer"
+CORE_MS = "MINDSPEED_CORE_MS_PATH"
+# Where MindSpeed-Core-MS's auto_convert.sh puts the projects, and what shows that one is there.
+_PROJECTS = {"MindSpeed": "mindspeed/__init__.py", "Megatron-LM": "megatron/training/__init__.py"}
+_ADAPTERS = ("MSAdapter", "msadapter")
+_PACKAGES = ("transformers", "peft")
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """`program` is a file, or a module for the embedded trainer; `path` goes first on PYTHONPATH."""
+
+    kind: str  # "script" or "embedded"
+    program: str
+    path: tuple[str, ...]
+    problem: str | None = None  # why it cannot run here; a plan can still be shown
+    notes: tuple[str, ...] = ()
+
+
+def choose_trainer(job: Job, wanted: str = "auto") -> Trainer:
+    """`script`, `embedded`, or the script's own where it works (`auto`)."""
+    if wanted == "embedded":
+        return _embedded(job)
+    own = _script_trainer(job)
+    if wanted == "script" or own.problem is None or not job.is_megatron:
+        return own
+    embedded = _embedded(job)
+    notes = (f"the script's own trainer cannot run here ({own.problem}): the embedded trainer takes its place",)
+    return Trainer(embedded.kind, embedded.program, embedded.path, embedded.problem, notes + embedded.notes)
+
+
+def _script_trainer(job: Job) -> Trainer:
+    program = _find_program(job)
+    if program is None:
+        return Trainer("script", job.program, (), f"{job.program} is neither in {job.cwd} nor in ${CORE_MS}/MindSpeed-LLM")
+    folder = program.parent
+    if not job.is_megatron or not (folder / "mindspeed_llm").is_dir():
+        return Trainer("script", str(program), (str(folder),))
+    path, missing = [str(folder)], []
+    for project, sign in _PROJECTS.items():
+        found = _find_project(job, folder, project, sign)
+        if found is None:
+            missing.append(project)
+        elif found:
+            path.append(found)
+    adapter = _find_adapter(job, folder)
+    problem = f"{' and '.join(missing)} not found: set {CORE_MS} to the folder that auto_convert.sh filled" if missing else None
+    try:
+        path += adapter or engine_path()
+    except DryRunError as error:
+        problem = problem or str(error)
+    lacking = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
+    if lacking and not problem:
+        problem = f"it imports {' and '.join(lacking)}, not installed: pip install -r MindSpeed-Core-MS/requirements.txt"
+    return Trainer("script", str(program), tuple(path), problem)
+
+
+def _embedded(job: Job) -> Trainer:
+    try:
+        path = tuple(engine_path())
+        problem = None
+    except DryRunError as error:
+        path, problem = (), str(error)
+    if job.is_megatron:
+        problem = embedded_flags.check(job.args).problem() or problem
+    else:
+        problem = f"the embedded trainer takes Megatron's arguments, and {job.program} has others"
+    return Trainer("embedded", EMBEDDED, path, problem)
+
+
+def _find_program(job: Job) -> Path | None:
+    name = Path(job.program).name
+    script = Path(job.cwd, job.script).absolute()
+    places = [Path(job.cwd, job.program), *(folder / name for folder in script.parents)]
+    root = _core_ms(job.env)
+    if root:
+        places.append(root / "MindSpeed-LLM" / name)
+    for path in places:
+        if path.is_file():
+            return path.absolute()
+    return None
+
+
+def _find_project(job: Job, folder: Path, project: str, sign: str) -> str | None:
+    """Its folder, '' if it is importable as it is, None if it is nowhere."""
+    root = _core_ms(job.env)
+    beside = [folder, folder.parent / project, *([root / project] if root else [])]
+    on_path = [Path(item) for item in job.env.get("PYTHONPATH", "").split(os.pathsep) if item]
+    for place in (*on_path, *beside):
+        if (place / sign).is_file():
+            return str(place)
+    spec = importlib.util.find_spec(sign.split("/")[0])
+    locations = list(spec.submodule_search_locations or ()) if spec else []
+    return "" if any(Path(place, *sign.split("/")[1:]).is_file() for place in locations) else None
+
+
+def _find_adapter(job: Job, folder: Path) -> list[str] | None:
+    root = _core_ms(job.env)
+    for parent in (folder.parent, *([root] if root else [])):
+        for name in _ADAPTERS:
+            if (parent / name / "msa_thirdparty").is_dir():
+                return [str(parent / name), str(parent / name / "msa_thirdparty")]
+    return None
+
+
+def _core_ms(env: Mapping[str, str]) -> Path | None:
+    value = env.get(CORE_MS) or os.environ.get(CORE_MS)
+    return Path(value) if value else None
+
+
+def refuse(trainer: Trainer) -> None:
+    """Raises what is in the way of this trainer, if anything is."""
+    if trainer.problem:
+        raise UsageError(trainer.problem if trainer.problem.endswith(".") else trainer.problem + ".")
