@@ -28,16 +28,16 @@ def origin(name: str) -> Path | None:
 
 
 def _find(name: str) -> ModuleSpec | None:
-    path = None
+    # Part by part with a list of folders in hand: `importlib.util.find_spec` would import the parents.
+    path: list[str] | None = None
     spec = None
-    parts = name.split(".")
-    for end in range(1, len(parts) + 1):
-        spec = PathFinder.find_spec(".".join(parts[:end]), path)
+    for index, part in enumerate(name.split(".")):
+        if index and path is None:
+            return None
+        spec = PathFinder.find_spec(part, path)
         if spec is None:
             return None
-        path = spec.submodule_search_locations
-        if path is None and end < len(parts):
-            return None
+        path = None if spec.submodule_search_locations is None else list(spec.submodule_search_locations)
     return spec
 
 
