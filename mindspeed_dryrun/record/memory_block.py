@@ -179,13 +179,13 @@ class _Reader:
                     moves.clear()
                 stack = stacks[tail] = read_stack(tail)
             if stack is not before:
-                move: str | None = ""
+                move = ""
                 if before is not None:
-                    move = moves.get((before, stack))
-                    if move is None:
+                    if (before, stack) not in moves:
                         if len(moves) >= 10 * _MOST_STACKS:
                             moves.clear()
-                        move = moves[before, stack] = movement(before, stack)
+                        moves[before, stack] = movement(before, stack)
+                    move = moves[before, stack]
                 if move or stack.phase != program.phase:
                     self._keep(program.move(stack, move, start))
                 before = stack

@@ -12,6 +12,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from mindspeed_dryrun.record.call_stack import Frame
 from mindspeed_dryrun.record.memory_block import NEVER, Block, Iteration, Replay, Segment, replay
 from mindspeed_dryrun.record.tracker_graph import Shape, read_shapes
 
@@ -249,35 +250,34 @@ def _parts(
     for name, block in pairs:
         sizes[name] += block.size
         counts[name] += 1
-    order = list(names) or sorted(
-        sizes, key=lambda name: (isinstance(name, str), name) if numbered else (-sizes[name], str(name))
-    )
+    if names:
+        order: list[Hashable] = list(names)
+    elif numbered:
+        order = sorted(sizes, key=lambda name: (0, name, "") if isinstance(name, int) else (1, 0, str(name)))
+    else:
+        order = sorted(sizes, key=lambda name: (-sizes[name], str(name)))
     return tuple(Part(str(name), sizes[name], counts[name]) for name in order)
 
 
 def _tensors(named: Sequence[tuple[str, Block]], shapes: dict[int, Shape]) -> tuple[Tensor, ...]:
-    groups: dict[tuple[object, ...], list[Block]] = {}
+    groups: dict[tuple[str, int, str, Frame | None], list[Block]] = {}
     for name, block in named:
-        source = block.stack.source
-        key = (name, block.size, block.node, source)
-        groups.setdefault(key, []).append(block)
-    largest = sorted(groups.items(), key=lambda item: -sum(block.size for block in item[1]))[:_MOST_TENSORS]
-    found = []
-    for (name, size, _, source), blocks in largest:
-        found.append(
-            Tensor(
-                size_bytes=int(str(size)) * len(blocks),
-                blocks=len(blocks),
-                category=str(name),
-                operator=blocks[0].node or blocks[0].kind,
-                layers=tuple(sorted({block.layer for block in blocks if block.layer is not None})),
-                microbatches=tuple(
-                    sorted({block.segment.microbatch for block in blocks if block.segment.microbatch is not None})
-                )
-                if name in ("activations", "temporary")
-                else (),
-                place=source.place if source else "",  # type: ignore[attr-defined]
-                shape=next((shapes[block.start] for block in blocks if block.start in shapes), None),
-            )
+        groups.setdefault((name, block.size, block.node, block.stack.source), []).append(block)
+    largest = sorted(groups.items(), key=lambda item: -item[0][1] * len(item[1]))[:_MOST_TENSORS]
+    return tuple(
+        Tensor(
+            size_bytes=size * len(blocks),
+            blocks=len(blocks),
+            category=name,
+            operator=node or blocks[0].kind,
+            layers=tuple(sorted({block.layer for block in blocks if block.layer is not None})),
+            microbatches=_microbatches(blocks) if name in ("activations", "temporary") else (),
+            place=source.place if source else "",
+            shape=next((shapes[block.start] for block in blocks if block.start in shapes), None),
         )
-    return tuple(found)
+        for (name, size, node, source), blocks in largest
+    )
+
+
+def _microbatches(blocks: Sequence[Block]) -> tuple[int, ...]:
+    return tuple(sorted({block.segment.microbatch for block in blocks if block.segment.microbatch is not None}))

@@ -1,0 +1,355 @@
+"""A/B of two reports: rank by rank, stage by stage, the worst rank, and what differs in how they were run."""
+
+from __future__ import annotations
+
+import json
+import re
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mindspeed_dryrun.errors import UsageError
+from mindspeed_dryrun.record.model import EngineSummary, RankReport, Report
+from mindspeed_dryrun.report import view
+from mindspeed_dryrun.report.markdown import escape, pipe_table
+from mindspeed_dryrun.report.table import columns
+
+# Variables that decide what an engine counts; the rest of an environment is nobody's business in a report.
+_ENVIRONMENT = re.compile(
+    r"^(MS_|MSADAPTER|ASCEND_|HCCL_|GLOG_|NPU_|PYTORCH_|CUDA_DEVICE|TASK_QUEUE|CLOSE_MATMUL|MINDSPEED)"
+)
+_PER_RANK = re.compile(r"^(MS_NODE_ID|MS_NODE_RANK|MINDSPEED_DRYRUN)$")
+
+
+@dataclass(frozen=True)
+class Run:
+    """One side: its label, its report, and what is known of how it was run (`flags` by name, `environment`)."""
+
+    label: str
+    report: Report
+    flags: Mapping[str, str]
+    environment: Mapping[str, str]
+    flags_logged: bool = False  # from a log, where Megatron prints every argument, the defaults too
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Both figures of the same ranks; a figure is None where that side has none to trust."""
+
+    name: str
+    ranks: tuple[int, ...]
+    stage: int | None
+    a_used_mb: int | None
+    b_used_mb: int | None
+    a_actual_mb: int | None
+    b_actual_mb: int | None
+
+    @property
+    def used_diff_mb(self) -> int | None:
+        return None if self.a_used_mb is None or self.b_used_mb is None else self.b_used_mb - self.a_used_mb
+
+    @property
+    def actual_diff_mb(self) -> int | None:
+        return None if self.a_actual_mb is None or self.b_actual_mb is None else self.b_actual_mb - self.a_actual_mb
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A flag, version or variable that the two runs do not share. None = not set, or not known."""
+
+    kind: str  # "argument", "version", "environment", "job"
+    name: str
+    a: str | None
+    b: str | None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """`ranks` cover every rank of both runs once; `stages` and `worst` hold the largest figures."""
+
+    labels: tuple[str, str]
+    ranks: tuple[Pair, ...]
+    stages: tuple[Pair, ...]
+    worst: Pair
+    worst_ranks: tuple[int | None, int | None]
+    differences: tuple[Difference, ...]
+
+
+def compare(a: Run, b: Run) -> Comparison:
+    """Pure. Ranks are matched by number; one simulated rank speaks for all ranks of its class."""
+    left, right = _by_rank(a.report), _by_rank(b.report)
+    stages = {rank: found.stage for side in (right, left) for rank, found in side.items() if found.stage is not None}
+    pairs = [_pair(str(rank), (rank,), stages.get(rank), left.get(rank), right.get(rank)) for rank in {*left, *right}]
+    by_stage: dict[int, list[Pair]] = {}
+    for pair in pairs:
+        if pair.stage is not None:
+            by_stage.setdefault(pair.stage, []).append(pair)
+    return Comparison(
+        labels=(a.label, b.label),
+        ranks=tuple(_fold(sorted(pairs, key=lambda pair: pair.ranks))),
+        stages=tuple(_largest(f"stage {stage}", group, stage) for stage, group in sorted(by_stage.items())),
+        worst=_largest("worst rank", pairs, None),
+        worst_ranks=(a.report.worst_rank, b.report.worst_rank),
+        differences=tuple(_differences(a, b)),
+    )
+
+
+def beyond(found: Comparison, limit: str) -> list[str]:
+    """Sentences for every rank whose used peaks differ by more than `2%` or `500M`, or cannot be compared."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(%|M)?", limit.strip())
+    if not match:
+        raise UsageError(f"--max-diff '{limit}' is neither a percentage (2%) nor megabytes (500M).")
+    number, unit = float(match[1]), match[2] or "%"
+    sentences = []
+    for pair in found.ranks:
+        ranks = f"rank {view.ranges(pair.ranks)}"
+        if pair.used_diff_mb is None:
+            sentences.append(f"{ranks}: there is no figure on {_missing(pair, found.labels)} to compare.")
+            continue
+        size = abs(pair.used_diff_mb) if unit == "M" else 100 * abs(pair.used_diff_mb) / max(pair.a_used_mb or 0, 1)
+        if size > number:
+            sentences.append(
+                f"{ranks}: used peaks differ by {_difference(pair.used_diff_mb, pair.a_used_mb)}, more than {limit}."
+            )
+    return sentences
+
+
+def render_table(found: Comparison) -> str:
+    """80 columns: worst rank, stages, ranks, then what differs."""
+    a, b = (view.shorten(view.clean(label), 9) for label in found.labels)
+    head = ["", f"used {a}", f"used {b}", "difference", f"frag. {a}", f"frag. {b}", "difference"]
+    body = [_cells(pair) for pair in (found.worst, *found.stages, *found.ranks)]
+    lines = columns(head, body, left=(0,))
+    lines.insert(2 + len(found.stages), "")
+    first, second = found.worst_ranks
+    if first != second and None not in found.worst_ranks:
+        lines += ["", f"The worst rank is {first} in {a} and {second} in {b}."]
+    lines += ["", "used: without fragments; frag.: with fragments. Differences are B - A."]
+    if found.differences:
+        lines += ["", "What differs between the runs"]
+        rows = [[item.kind, item.name, item.a or "–", item.b or "–"] for item in found.differences]
+        rows = [
+            [view.shorten(view.clean(cell), width) for cell, width in zip(row, (11, 32, 15, 15), strict=True)]
+            for row in rows
+        ]
+        lines += columns(["", "name", a, b], rows, left=(0, 1, 2, 3))
+    return "\n".join(lines) + "\n"
+
+
+def render_markdown(found: Comparison) -> str:
+    """The same as pipe tables."""
+    a, b = (escape(view.clean(label)) for label in found.labels)
+    head = ["", f"used {a}", f"used {b}", "difference", f"with fragments {a}", f"with fragments {b}", "difference"]
+    lines = pipe_table(head, [_cells(pair) for pair in (found.worst, *found.stages, *found.ranks)], left=(0,))
+    if found.differences:
+        rows = [
+            [escape(view.clean(cell)) for cell in (item.kind, item.name, item.a or "–", item.b or "–")]
+            for item in found.differences
+        ]
+        lines += ["", "What differs between the runs:", "", *pipe_table(["", "name", a, b], rows, left=(0, 1, 2, 3))]
+    return "\n".join(lines) + "\n"
+
+
+def render_json(found: Comparison) -> str:
+    """`{"schema_version": 1, "labels": […], "worst": {…}, "stages": […], "ranks": […], "differences": […]}`."""
+
+    def plain(pair: Pair) -> dict[str, Any]:
+        return {
+            "name": pair.name,
+            "ranks": list(pair.ranks),
+            "stage": pair.stage,
+            "used_peak_mb": [pair.a_used_mb, pair.b_used_mb],
+            "actual_peak_mb": [pair.a_actual_mb, pair.b_actual_mb],
+            "used_diff_mb": pair.used_diff_mb,
+            "actual_diff_mb": pair.actual_diff_mb,
+        }
+
+    data = {
+        "schema_version": 1,
+        "labels": list(found.labels),
+        "worst": plain(found.worst),
+        "worst_ranks": list(found.worst_ranks),
+        "stages": [plain(pair) for pair in found.stages],
+        "ranks": [plain(pair) for pair in found.ranks],
+        "differences": [{"kind": d.kind, "name": d.name, "a": d.a, "b": d.b} for d in found.differences],
+    }
+    return json.dumps(data, indent=2, ensure_ascii=False) + "\n"
+
+
+def read_published(path: Path) -> tuple[str, tuple[str, str], list[tuple[str, Comparison, Report, Report]]]:
+    """A file of published A/B figures: its title, its labels and one comparison per scenario."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        labels = (str(data["labels"][0]), str(data["labels"][1]))
+        found = []
+        for pair in data["pairs"]:
+            a, b = (_one_rank(pair[side]) for side in ("a", "b"))
+            runs = [Run(label, report, {}, {}) for label, report in zip(labels, (a, b), strict=True)]
+            found.append((str(pair["scenario"]), compare(*runs), a, b))
+        return str(data["title"]), labels, found
+    except (ValueError, KeyError, TypeError, IndexError) as error:
+        raise UsageError(f"{path} is not a file of A/B figures ({error!r}).") from None
+
+
+def render_published(path: Path) -> str:
+    """The published table, 80 columns: for each scenario both runs and the difference."""
+    title, labels, found = read_published(path)
+    body = []
+    for scenario, pair, a, b in found:
+        for label, report in zip(labels, (a, b), strict=True):
+            rank = report.ranks[0]
+            figures = (rank.device_total_mb, rank.usable_mb, rank.used_peak_mb, rank.actual_peak_mb)
+            body.append([scenario if report is a else "", view.clean(label), *(view.mb(value) for value in figures)])
+        worst = pair.worst
+        used = _difference(worst.used_diff_mb, worst.a_used_mb)
+        body.append(["", "difference", "", "", used, _difference(worst.actual_diff_mb, worst.a_actual_mb)])
+    head = ["scenario", "run", "device", "usable", "used peak", "with fragments"]
+    return "\n".join([*textwrap.wrap(view.clean(title), 80), "", *columns(head, body, left=(0, 1))]) + "\n"
+
+
+def engine_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables that decide what is counted, without those that differ from rank to rank by nature."""
+    return {
+        name: value
+        for name, value in environment.items()
+        if _ENVIRONMENT.match(name) and not _PER_RANK.match(name) and "{record}" not in value
+    }
+
+
+def _one_rank(figures: Mapping[str, int]) -> Report:
+    rank = RankReport(
+        rank=0,
+        represents=(0,),
+        stage=None,
+        status="ok",
+        used_peak_mb=figures["used_peak_mb"],
+        actual_peak_mb=figures["actual_peak_mb"],
+        device_total_mb=figures["device_total_mb"],
+        usable_mb=figures["usable_mb"],
+    )
+    return Report(
+        job=None,
+        engine=EngineSummary(None, None, None),
+        device_total_mb=rank.device_total_mb,
+        device_usable_mb=rank.usable_mb,
+        budget_mb=rank.usable_mb,
+        ranks=(rank,),
+        worst_rank=0,
+        used_peak_mb=rank.used_peak_mb,
+        actual_peak_mb=rank.actual_peak_mb,
+        fits=True,
+    )
+
+
+def _by_rank(report: Report) -> dict[int, RankReport]:
+    found: dict[int, RankReport] = {}
+    for rank in report.ranks:
+        for number in rank.represents or (rank.rank,):
+            found.setdefault(number, rank)
+        found[rank.rank] = rank
+    return found
+
+
+def _pair(name: str, ranks: tuple[int, ...], stage: int | None, a: RankReport | None, b: RankReport | None) -> Pair:
+    # A rank that failed printed a figure that means nothing.
+    a, b = (side if side is not None and side.status in ("ok", "oom") else None for side in (a, b))
+    return Pair(
+        name=name,
+        ranks=ranks,
+        stage=stage,
+        a_used_mb=a.used_peak_mb if a else None,
+        b_used_mb=b.used_peak_mb if b else None,
+        a_actual_mb=a.actual_peak_mb if a else None,
+        b_actual_mb=b.actual_peak_mb if b else None,
+    )
+
+
+def _figures(pair: Pair) -> tuple[int | None, ...]:
+    return (pair.stage, pair.a_used_mb, pair.b_used_mb, pair.a_actual_mb, pair.b_actual_mb)
+
+
+def _fold(pairs: Iterable[Pair]) -> list[Pair]:
+    groups: dict[tuple[int | None, ...], list[int]] = {}
+    for pair in pairs:
+        groups.setdefault(_figures(pair), []).extend(pair.ranks)
+    return [
+        Pair(f"rank {view.shorten(view.ranges(ranks), 14)}", tuple(ranks), *figures)
+        for figures, ranks in groups.items()
+    ]
+
+
+def _largest(name: str, pairs: Sequence[Pair], stage: int | None) -> Pair:
+    def top(values: Iterable[int | None]) -> int | None:
+        return max((value for value in values if value is not None), default=None)
+
+    return Pair(
+        name=name,
+        ranks=tuple(rank for pair in pairs for rank in pair.ranks),
+        stage=stage,
+        a_used_mb=top(pair.a_used_mb for pair in pairs),
+        b_used_mb=top(pair.b_used_mb for pair in pairs),
+        a_actual_mb=top(pair.a_actual_mb for pair in pairs),
+        b_actual_mb=top(pair.b_actual_mb for pair in pairs),
+    )
+
+
+def _cells(pair: Pair) -> list[str]:
+    return [
+        pair.name,
+        view.mb(pair.a_used_mb),
+        view.mb(pair.b_used_mb),
+        _difference(pair.used_diff_mb, pair.a_used_mb),
+        view.mb(pair.a_actual_mb),
+        view.mb(pair.b_actual_mb),
+        _difference(pair.actual_diff_mb, pair.a_actual_mb),
+    ]
+
+
+def _difference(diff: int | None, base: int | None) -> str:
+    if diff is None:
+        return "–"
+    return f"{diff:+d}M" + (f" {100 * diff / base:+.2f}%" if base else "")
+
+
+def _missing(pair: Pair, labels: tuple[str, str]) -> str:
+    sides = [label for label, figure in zip(labels, (pair.a_used_mb, pair.b_used_mb), strict=True) if figure is None]
+    return " and ".join(f"side {view.clean(side)}" for side in sides)
+
+
+def _differences(a: Run, b: Run) -> Iterable[Difference]:
+    first, second = a.report, b.report
+    for name in ("mindspore", "cann", "level"):
+        yield from _unequal("version", name, getattr(first.engine, name), getattr(second.engine, name))
+    yield from _unequal("job", "device memory", _opt(first.device_total_mb), _opt(second.device_total_mb))
+    if first.job and second.job:
+        yield from _unequal("job", "script", first.job.script, second.job.script)
+        yield from _unequal("job", "trainer", first.job.trainer, second.job.trainer)
+        yield from _unequal("job", "world size", first.job.world_size, second.job.world_size)
+        yield from _unequal("job", "layout", view.parallel_words(first.job), view.parallel_words(second.job))
+    if a.flags and b.flags:
+        names = {*a.flags, *b.flags}
+        if a.flags_logged != b.flags_logged:
+            names = set(b.flags if a.flags_logged else a.flags)
+        for name in sorted(names):
+            yield from _unequal("argument", name, _logged(a, name), _logged(b, name))
+    if a.environment and b.environment:
+        for name in sorted({*a.environment, *b.environment}):
+            yield from _unequal("environment", name, a.environment.get(name), b.environment.get(name))
+
+
+def _logged(run: Run, name: str) -> str | None:
+    value = run.flags.get(name)
+    if run.flags_logged:
+        return {"True": "set", "False": None, "None": None}.get(value or "None", value)
+    return value
+
+
+def _opt(value: int | None) -> str | None:
+    return None if value is None else f"{value}M"
+
+
+def _unequal(kind: str, name: str, a: object, b: object) -> Iterable[Difference]:
+    if a != b:
+        yield Difference(kind, name, None if a is None else str(a), None if b is None else str(b))
