@@ -104,13 +104,13 @@ def read_msrun_call(argv: Sequence[str], cwd: str, env: Mapping[str, str] | None
                 )
         options[option] = value
     _check_numbers(options, notes)
-    if program_at == len(words):
+    if program_at == len(words) or not words[program_at].strip():
         raise UsageError("this msrun call names no program to run.")
     program, rest = words[program_at], words[program_at + 1 :]
     if program in _INTERPRETERS:
         while rest and rest[0].startswith("-"):
             rest = rest[1:]
-        if not rest:
+        if not rest or not rest[0].strip():
             raise UsageError(f"this msrun call runs {program} without a program.")
         program, rest = rest[0], rest[1:]
     if strays:

@@ -4,7 +4,8 @@
 #   - calls one of ours where a path names it (`/opt/venv/bin/msrun`);
 #   - points redirections that would create or truncate a file at /dev/null.
 # bash's own DEBUG trap sees each simple command before its redirections are made; with extdebug it can skip it.
-set -T
+# Redirections of whole blocks ({ …; } > file) come before any trap: noclobber at least keeps a file that is there.
+set -T -C
 
 __dryrun_look() {
     shopt -s extdebug   # not at start: bash would look for its debugger

@@ -1,0 +1,219 @@
+"""Scripts run in real bash up to their msrun call, and leave no trace."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from mindspeed_dryrun.errors import UsageError
+from mindspeed_dryrun.launch import script as script_module
+from mindspeed_dryrun.launch.script import assignments, capture, set_variables
+
+
+@pytest.fixture(params=["with Landlock", "without Landlock"])
+def home(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The user's working directory; every test holds with and without the kernel's help."""
+    if request.param == "without Landlock":
+        monkeypatch.setattr(script_module, "write_only_below", lambda folder: None)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def write(home: Path, text: str, name: str = "train.sh") -> Path:
+    path = home / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    return {str(item.relative_to(folder)): item.read_bytes() if item.is_file() else b"/" for item in folder.rglob("*")}
+
+
+def test_bash_expands(home: Path) -> None:
+    path = write(home, 'TP=2; PP=$((TP*2))\nexport CUDA_DEVICE_MAX_CONNECTIONS=1\nARGS="--tp $TP --pp $PP"\n'
+                       'msrun --worker_num $((TP*PP)) pretrain_gpt.py $ARGS --name "two words"\n')  # fmt: skip
+    call = capture(path)
+    assert call.world_size == 8
+    assert call.program_args == ("--tp", "2", "--pp", "4", "--name", "two words")
+    assert call.cwd == str(home) and call.env["CUDA_DEVICE_MAX_CONNECTIONS"] == "1"
+    assert not any("dryrun" in name.lower() for name in call.env if name not in os.environ)
+    assert call.env["PATH"] == os.environ["PATH"]
+
+
+NOISY = """
+set -euo pipefail
+mkdir -p logs/today out && echo made
+echo started > started.txt
+date >> history.txt
+rm -rf precious
+touch stamp
+cp train.sh copy.sh; mv train.sh moved.sh; ln -s train.sh link.sh
+sed -i s/a/b/ precious/weights
+cat > config.json <<EOF
+{"a": 1}
+EOF
+( echo sub > sub.txt )
+X=$(echo inner > inner.txt; echo value)
+write() { echo "$1" > "$1.txt"; }
+write function
+pkill -9 python
+kill -9 1
+python convert_ckpt.py --out out
+exec > everything.log 2>&1
+nohup msrun --worker_num 8 pretrain_gpt.py --x "$X" --y 'a > b' > logs/train.log 2>&1 &
+wait $!
+tail -f logs/train.log
+msrun_done=1
+sleep 1000
+"""
+
+
+def test_nothing_is_left_behind(home: Path) -> None:
+    (home / "precious").mkdir()
+    (home / "precious" / "weights").write_text("aaa")
+    (home / "history.txt").write_text("old\n")
+    path = write(home, NOISY)
+    before = tree(home)
+    call = capture(path)
+    assert call.program_args == ("--x", "value", "--y", "a > b")
+    assert tree(home) == before
+    assert "python convert_ckpt.py" in call.notes[-1]
+
+
+def test_a_log_of_the_user_is_not_truncated(home: Path) -> None:
+    (home / "train.log").write_text("yesterday")
+    for redirection in ("> train.log 2>&1", "2>&1 | tee train.log", "&> train.log", ">| train.log", "2>>train.log >&2"):
+        assert capture(write(home, f"msrun --worker_num 2 p.py --a 1 {redirection}\n")).program_args == ("--a", "1")
+    assert (home / "train.log").read_text() == "yesterday"
+
+
+def test_compound_commands_cannot_truncate_either(home: Path) -> None:
+    (home / "train.log").write_text("yesterday")
+    path = write(home, "{ echo hi; msrun --worker_num 2 p.py; } > train.log\n")
+    try:
+        capture(path)
+    except UsageError:
+        pass  # a sentence is fine; a lost file is not
+    assert (home / "train.log").read_text() == "yesterday"
+
+
+def test_other_msruns_are_never_started(home: Path) -> None:
+    real = write(home, "#!/bin/sh\ntouch REAL\n", "venv/bin/msrun")
+    real.chmod(0o755)
+    write(home, f'export PATH="{home}/venv/bin:$PATH"\n', "venv/bin/activate")
+    for call in ("msrun", f"{home}/venv/bin/msrun", "$HOME_OF_MSRUN/msrun", "nohup ./venv/bin/msrun", "command msrun",
+                 "python -m mindspore.parallel.cluster.run", "env A=1 msrun"):  # fmt: skip
+        text = f"source venv/bin/activate\nHOME_OF_MSRUN={home}/venv/bin\n{call} --worker_num 2 p.py --a 1\n"
+        assert capture(write(home, text)).program_args == ("--a", "1"), call
+    assert not (home / "REAL").exists()
+
+
+def test_arguments_functions_and_nested_scripts(home: Path) -> None:
+    write(home, 'launch() { msrun --worker_num 4 p.py --node ${1:-none} --of ${2:-none}; }\n', "lib/launch.sh")
+    path = write(home, 'source "$(dirname "$0")/../lib/launch.sh"\nlaunch "$1" "$2"\n', "jobs/train.sh")
+    assert capture(path, script_args=["3", "8"]).program_args == ("--node", "3", "--of", "8")
+    outer = write(home, f"bash {path} 1 2\n", "outer.sh")
+    assert capture(outer).program_args == ("--node", "1", "--of", "2")
+
+
+def test_set_changes_a_copy_that_behaves_like_the_script(home: Path) -> None:
+    write(home, "LIB=from_lib\n", "jobs/lib.sh")
+    text = """set -u
+HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+. "$HERE/lib.sh"
+if [[ "${BASH_SOURCE[0]}" == "$0" ]]; then MAIN=yes; else MAIN=no; fi
+export TP=8 PP=1   # TP=9 in a comment
+NAME="a
+TP=7"
+msrun --worker_num $((TP*PP)) p.py --zero "$0" --here "$HERE" --first $1 --lib $LIB --main $MAIN --name "$NAME"
+"""
+    path = write(home, text, "jobs/train.sh")
+    plain = capture(path, {}, ["one"])
+    changed = capture(path, {"TP": "2", "PP": "3"}, ["one"])
+    assert changed.world_size == 6 and plain.world_size == 8
+    assert changed.program_args == plain.program_args
+    assert changed.cwd == plain.cwd == str(home)
+    assert path.read_text() == text
+
+
+def test_set_of_a_variable_that_is_not_there_lists_those_that_are(home: Path) -> None:
+    path = write(home, "TP=2\nexport PP=4\nmsrun p.py\n")
+    with pytest.raises(UsageError, match=r"no assignment VPP=… to set\. It assigns: TP, PP"):
+        capture(path, {"VPP": "2"})
+
+
+def test_set_reaches_defaults_from_the_environment(home: Path) -> None:
+    path = write(home, ': "${TP:=8}"\nPP=${PP:-2}\nmsrun --worker_num $((TP*PP)) p.py\n')
+    assert capture(path, {"TP": "2", "PP": "1"}).world_size == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("echo nothing to do\n", "never calls msrun"),
+        ("msrun --worker_num 2 a.py\nmsrun --worker_num 2 b.py\n", "calls msrun 2 times"),
+        ("echo 'no such model' >&2; exit 7\nmsrun a.py\n", r"failed before it called msrun \(exit status 7\).*no such model"),
+        ("set -e\nfalse\nmsrun a.py\n", "failed before it called msrun"),
+        ("set -u\nmsrun a.py $UNSET_THING\n", "UNSET_THING"),
+        ("torchrun --nproc_per_node 8 pretrain_gpt.py\n", "torchrun, not with msrun"),
+        ("msrun --worker_num --node_rank 0 a.py\n", "lost its value"),
+        ("msrun --gpus 8 a.py\n", "no option --gpus"),
+    ],
+)
+def test_each_way_to_fail_has_its_sentence(home: Path, text: str, sentence: str) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        capture(write(home, text))
+
+
+def test_no_script(home: Path) -> None:
+    with pytest.raises(UsageError, match="there is no script"):
+        capture(home / "missing.sh")
+
+
+def test_a_script_that_never_ends(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(script_module, "TIME_LIMIT_S", 1.0)
+    with pytest.raises(UsageError, match="did not reach msrun within 1 s"):
+        capture(write(home, "while true; do sleep 1; done\nmsrun a.py\n"))
+    assert capture(write(home, "msrun --worker_num 2 a.py\nwhile true; do sleep 1; done\n")).world_size == 2
+
+
+def test_bash_features_survive_the_watching(home: Path) -> None:
+    text = """set -euo pipefail
+[[ host-17 =~ ([0-9]+) ]]
+NODE=${BASH_REMATCH[1]}
+false || STATUS=$?
+if (( NODE > 3 )); then BIG=yes; fi
+case $NODE in 1*) KIND=teen;; esac
+declare -A MAP=([a]=1)
+true | false | true && PIPE=ok || PIPE=failed
+for i in 1 2; do LAST=$i; done
+msrun --worker_num 2 p.py --n $NODE --s $STATUS --b $BIG --k $KIND --m ${MAP[a]} --p $PIPE --l $LAST
+"""
+    args = capture(write(home, text)).program_args
+    assert args == ("--n", "17", "--s", "1", "--b", "yes", "--k", "teen", "--m", "1", "--p", "failed", "--l", "2")
+
+
+def test_assignments_are_found_where_bash_sees_them() -> None:
+    text = """A=1; B="x y" C='z;w'
+export D=$(( (1+2) * 3 )) E
+if true; then F=(1 2 3); fi
+# G=1
+echo H=1 "I=1"
+cat <<EOF
+J=1
+EOF
+f() { local K=`date`; }
+L=$(M=1; echo "$M") N=${X:-"a b"}
+case x in y) O=1 ;; esac
+"""
+    assert [item.name for item in assignments(text)] == ["A", "B", "C", "D", "F", "K", "L", "N", "O"]
+    values = {item.name: text[item.start : item.end] for item in assignments(text)}
+    assert values["B"] == '"x y"' and values["D"] == "$(( (1+2) * 3 ))" and values["F"] == "(1 2 3)"
+    assert values["L"] == '$(M=1; echo "$M")' and values["N"] == '${X:-"a b"}'
+
+
+def test_set_quotes_its_value() -> None:
+    assert set_variables("A=1\n", {"A": "two words; rm -rf /"}, "x") == "A='two words; rm -rf /'\n"
