@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import PurePath
 
 from mindspeed_dryrun.errors import UsageError
@@ -59,7 +60,7 @@ class Job:
         """Its arguments are Megatron's, so its layout is known."""
         return self.kind != "program"
 
-    @property
+    @cached_property
     def flags(self) -> Flags:
         """The trainer's arguments by name."""
         return read_flags(self.args)
@@ -168,11 +169,11 @@ def _uneven(layers: int, pp: int, each: int, flags: Flags) -> str:
     multiple = pp * each
     target = math.ceil(layers / multiple) * multiple
     lacking = target - layers
-    what = f"PP {pp}" if each == 1 and not _wants_chunks(flags) else f"PP {pp} with chunks of {each} (multiples of {multiple})"
+    chunks = f" with chunks of {each} layers (multiples of {multiple})" if _wants_chunks(flags) else ""
     old = [int(item) for item in (flags.text("--noop-layers") or "").split(",") if item.strip().isdigit()]
     indices = ",".join(str(index) for index in old + list(range(layers, target)))
     sentence = (
-        f"{layers} layers cannot be divided over {what}: add {lacking} no-op layer{'s' if lacking > 1 else ''} "
+        f"{layers} layers cannot be divided over PP {pp}{chunks}: add {lacking} no-op layer{'s' if lacking > 1 else ''} "
         f"to reach {target} (-- --num-layers {target} --noop-layers {indices}; any {len(old) + lacking} indices will do)"
     )
     if not _wants_chunks(flags):
@@ -191,10 +192,8 @@ def _stage_layers(flags: Flags, parallel: Parallel, layers: int) -> tuple[tuple[
     pp, chunks = parallel.pp, parallel.vpp or 1
     noop = _noop_layers(flags, layers)
     listed = flags.text("--num-layer-list") if flags.values.get("--num-layer-list") else None
-    if listed and not noop:
-        counts = _layer_list(listed, flags, parallel, layers)
-    else:
-        counts = _even_or_ends(flags, pp, chunks, layers)
+    uneven = listed and not noop  # no-op layers switch the list off
+    counts = _layer_list(listed or "", parallel, layers) if uneven else _even_or_ends(flags, pp, chunks, layers)
     order = [(stage, chunk) for chunk in range(chunks) for stage in range(pp)]
     if flags.text("--schedules-method") == "dualpipev":  # the second chunk runs back: a V
         order = [(stage, 0) for stage in range(pp)] + [(stage, 1) for stage in reversed(range(pp))]
@@ -219,7 +218,7 @@ def _noop_layers(flags: Flags, layers: int) -> set[int]:
     return indices
 
 
-def _layer_list(text: str, flags: Flags, parallel: Parallel, layers: int) -> list[int]:
+def _layer_list(text: str, parallel: Parallel, layers: int) -> list[int]:
     counts = _integers(text, "--num-layer-list")
     if len(counts) != parallel.pp:
         raise UsageError(f"--num-layer-list {text} has {len(counts)} stages and PP is {parallel.pp}: they must agree.")
@@ -334,13 +333,6 @@ def _check_sequence(job: Job, flags: Flags) -> None:
                 f"{heads} attention heads are not divisible by Ulysses {ulysses} × TP {tp} = {ulysses * tp}: "
                 "lower one of them, or use --context-parallel-algo megatron_cp_algo."
             )
-        groups = flags.number("--num-query-groups") if flags.has("--group-query-attention") else None
-        repeats = flags.has("--kv-head-repeat-before-uly-alltoall")
-        if algorithm in ("ulysses_cp_algo", "hybrid_cp_algo") and groups and groups // tp % ulysses and not repeats:
-            raise UsageError(
-                f"{groups} query groups are not divisible by Ulysses {ulysses} × TP {tp} = {ulysses * tp}: "
-                "add --kv-head-repeat-before-uly-alltoall or lower the Ulysses degree."
-            )
     if flags.has("--sequence-parallel") and tp > 1 and length // cp % tp:
         raise UsageError(f"with --sequence-parallel, --seq-length {length} / CP {cp} must be divisible by TP {tp}.")
 
@@ -361,7 +353,8 @@ def _check_experts(job: Job, flags: Flags) -> None:
         grid = parallel.tp * parallel.ep * parallel.pp
     if job.world_size % grid:
         raise UsageError(
-            f"world size {job.world_size} is not divisible by expert TP {expert_tp} × EP {parallel.ep} × PP {parallel.pp} = {grid}."
+            f"world size {job.world_size} is not divisible by expert TP {expert_tp} × EP {parallel.ep} × PP {parallel.pp} "
+            f"= {grid}."
         )
     if parallel.tp > 1 and parallel.ep > 1 and not flags.has("--sequence-parallel"):
         raise UsageError("experts with both TP and EP need --sequence-parallel.")

@@ -1,0 +1,171 @@
+"""Plans: ranks, environment, trainer, and inputs that are not there."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from mindspeed_dryrun.commands.launch import parse_sets, ranges
+from mindspeed_dryrun.errors import DryRunError, UsageError
+from mindspeed_dryrun.launch.inputs import ASSUMED_VOCABULARY, absolute_paths, checkpoint_layout, dry_args, padded_vocabulary
+from mindspeed_dryrun.launch.job import Job, understand
+from mindspeed_dryrun.launch.msrun_call import read_msrun_call
+from mindspeed_dryrun.launch.plan import RankTask, check_results, choose_ranks, make_plan, plan_json, rewritten_call
+from mindspeed_dryrun.launch.trainers import choose_trainer
+
+BASE = (
+    "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 128 --max-position-embeddings 128 "
+    "--micro-batch-size 1 --global-batch-size 16 --tensor-model-parallel-size 2 --pipeline-model-parallel-size 2"
+)
+
+
+def job(cwd: Path | str = "/nowhere", extra: str = "", world: int = 8, program: str = "pretrain_gpt.py") -> Job:
+    text = f"--worker_num {world} --node_rank 0 --log_dir=msrun_log {program} {BASE}"
+    return understand(read_msrun_call(text.split(), str(cwd), {"USER_SETTING": "kept"}), "train.sh", extra.split())
+
+
+def test_a_task_survives_json() -> None:
+    task = make_plan(job(), None).tasks[0]
+    assert RankTask.from_json(json.loads(json.dumps(task.to_json()))) == task
+
+
+def test_the_environment_of_a_rank() -> None:
+    task = make_plan(job(), None).tasks[1]
+    assert (task.rank, task.stage, task.represents) == (4, 1, (4, 5, 6, 7))
+    assert task.env["RANK_ID"] == "4" and task.env["RANK_SIZE"] == task.env["MS_WORKER_NUM"] == "8"
+    assert task.env["USER_SETTING"] == "kept" and task.env["MS_DRY_RUN"] == "1"
+    activation = json.loads(task.env["MINDSPEED_DRYRUN"])
+    assert activation["mode"] == "rank" and activation["progress"] == "{record}/ranks/00004/progress.jsonl"
+    assert task.argv[1:3] == ("-m", "mindspeed_dryrun.bootstrap")
+
+
+@pytest.mark.parametrize(("text", "ranks"), [("all", list(range(8))), ("3", [3]), ("5,0-1", [0, 1, 5])])
+def test_chosen_ranks(text: str, ranks: list[int]) -> None:
+    chosen = choose_ranks(job(), text)
+    assert [item.rank for item in chosen] == ranks
+    assert all(item.represents == (item.rank,) for item in chosen)
+
+
+@pytest.mark.parametrize("text", ["8", "-1", "x", "1-", "", "0,9"])
+def test_ranks_that_do_not_exist(text: str) -> None:
+    with pytest.raises(UsageError, match="--ranks"):
+        choose_ranks(job(), text)
+
+
+def test_checked_classes_still_cover_the_world_once() -> None:
+    plan = make_plan(job(), None, check_classes=3)
+    assert sorted(rank for task in plan.tasks for rank in task.represents) == list(range(8))
+    assert len(plan.tasks) == 5 and len(plan.checks) == 3
+    same = dict.fromkeys(range(8), 100)
+    check_results(plan, same)
+    wrong = {**same, plan.checks[0][0]: 101}
+    with pytest.raises(DryRunError, match="101M"):
+        check_results(plan, wrong)
+
+
+def test_the_rewritten_call() -> None:
+    call = rewritten_call(job(), 1, Path("/out"))
+    assert call[:9] == ["msrun", "--worker_num", "8", "--rank", "0", "--log_dir", "/out", "--sim_level", "1"]
+    assert "--node_rank" not in call
+
+
+def test_plan_as_json_has_the_shape_of_a_report() -> None:
+    data = plan_json(make_plan(job(), None), Path("/out"))
+    assert data["schema_version"] == 1
+    assert data["job"]["parallel"] == {"tp": 2, "pp": 2, "dp": 2, "cp": 1, "ep": 1, "vpp": None}
+    assert [(rank["rank"], rank["represents"], rank["stage"]) for rank in data["ranks"]] == [(0, [0, 1, 2, 3], 0), (4, [4, 5, 6, 7], 1)]
+    json.dumps(data)
+
+
+def test_the_fingerprint_changes_with_the_job_and_not_with_the_ranks() -> None:
+    first = make_plan(job(), None).fingerprint
+    assert make_plan(job(), None, ranks="3").fingerprint == first
+    assert make_plan(job(extra="--seq-length 64"), None).fingerprint != first
+    assert make_plan(job(), None, microbatches="all").fingerprint != first
+
+
+def test_inputs_never_reach_a_rank(tmp_path: Path) -> None:
+    (tmp_path / "data_text_document.bin").touch()
+    found = job(tmp_path, "--load ckpt --save out --data-path data_text_document --tokenizer-name-or-path your tokenizer path "
+                          "--tensorboard-dir tb --exit-on-missing-checkpoint --vocab-size 1000")  # fmt: skip
+    args, notes = dry_args(found, found.args)
+    assert not {"--load", "--save", "--data-path", "--tensorboard-dir", "--tokenizer-name-or-path", "your", "path"} & set(args)
+    assert "--mock-data" in args
+    assert any("checkpoint 'ckpt' is not here" in note for note in notes)
+    assert any("tokenizer 'your tokenizer path'" in note for note in notes)
+    assert not any("data set" in note for note in notes)
+
+
+def test_the_padded_vocabulary_stays_the_same(tmp_path: Path) -> None:
+    assert padded_vocabulary(job(extra="--padded-vocab-size 152064"))[0] == 152064
+    assert padded_vocabulary(job(extra="--vocab-size 1000"))[0] == 1024  # 128 × TP 2 divides it
+    assert padded_vocabulary(job(extra="--vocab-size 1000 --make-vocab-size-divisible-by 1"))[0] == 1000
+    size, notes = padded_vocabulary(job(extra="--make-vocab-size-divisible-by 1"))
+    assert size == ASSUMED_VOCABULARY and "ASSUMED" in notes[0]
+    (tmp_path / "tok").mkdir()
+    words = {"model": {"vocab": {f"w{i}": i for i in range(500)}}, "added_tokens": [{"content": "<eos>"}, {"content": "w1"}]}
+    (tmp_path / "tok" / "tokenizer.json").write_text(json.dumps(words))
+    found = job(tmp_path, "--tokenizer-name-or-path tok --make-vocab-size-divisible-by 1")
+    assert padded_vocabulary(found)[0] == 502  # 501 tokens, divisible by TP 2
+
+
+def test_paths_mean_what_they_mean_to_the_user(tmp_path: Path) -> None:
+    (tmp_path / "templates.json").touch()
+    args = ["--prompt-type-path", "templates.json", "--bf16", "--lr", "1e-6", "--other", "missing.json", "--abs", "/etc"]
+    assert absolute_paths(args, str(tmp_path)) == (
+        "--prompt-type-path", str(tmp_path / "templates.json"), *args[2:],
+    )  # fmt: skip
+
+
+def test_a_checkpoint_of_another_layout_is_reported(tmp_path: Path) -> None:
+    for tp in range(2):
+        for pp in range(4):
+            (tmp_path / "ckpt" / "iter_0000001" / f"mp_rank_{tp:02d}_{pp:03d}").mkdir(parents=True)
+    assert checkpoint_layout(tmp_path / "ckpt") == checkpoint_layout(tmp_path / "ckpt" / "iter_0000001") == (2, 4)
+    notes = dry_args(*(lambda found: (found, found.args))(job(tmp_path, "--load ckpt")))[1]
+    assert any("converted for TP 2 PP 4, and this job is TP 2 PP 2" in note for note in notes)
+    (tmp_path / "flat" / "mp_rank_03").mkdir(parents=True)
+    assert checkpoint_layout(tmp_path / "flat") == (4, 1)
+    assert checkpoint_layout(tmp_path) is None and checkpoint_layout(tmp_path / "missing") is None
+
+
+def stack(folder: Path) -> None:
+    for file in ("MindSpeed-LLM/pretrain_gpt.py", "MindSpeed-LLM/mindspeed_llm/__init__.py", "MindSpeed/mindspeed/__init__.py",
+                 "Megatron-LM/megatron/training/__init__.py", "MSAdapter/msa_thirdparty/torch/__init__.py"):  # fmt: skip
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        (folder / file).touch()
+
+
+def test_the_scripts_own_trainer_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stack(tmp_path)
+    monkeypatch.setattr("mindspeed_dryrun.launch.trainers._PACKAGES", ())
+    beside = [str(tmp_path / name) for name in ("MindSpeed-LLM", "MindSpeed", "Megatron-LM", "MSAdapter", "MSAdapter/msa_thirdparty")]
+    inside = choose_trainer(job(tmp_path / "MindSpeed-LLM"))
+    assert (inside.kind, inside.program, inside.problem) == ("script", str(tmp_path / "MindSpeed-LLM/pretrain_gpt.py"), None)
+    assert list(inside.path) == beside
+    monkeypatch.setenv("MINDSPEED_CORE_MS_PATH", str(tmp_path))
+    assert choose_trainer(job("/elsewhere")).program == str(tmp_path / "MindSpeed-LLM/pretrain_gpt.py")
+
+
+def test_the_embedded_trainer_takes_over_and_says_why(tmp_path: Path) -> None:
+    chosen = choose_trainer(job(tmp_path))
+    assert chosen.kind == "embedded" and "neither in" in chosen.notes[0]
+    stack(tmp_path)
+    (tmp_path / "MindSpeed/mindspeed/__init__.py").unlink()
+    chosen = choose_trainer(job(tmp_path / "MindSpeed-LLM"))
+    assert chosen.kind == "embedded" and "MindSpeed not found" in chosen.notes[0]
+    assert choose_trainer(job(tmp_path / "MindSpeed-LLM"), "script").problem is not None
+
+
+def test_a_refused_flag_stops_the_run_and_not_the_plan() -> None:
+    plan = make_plan(job(extra="--use-ascend-coc"), None, trainer="embedded")
+    assert plan.problem is not None and "--use-ascend-coc" in plan.problem
+
+
+def test_small_things() -> None:
+    assert ranges((0, 1, 2, 5, 7, 8)) == "0-2,5,7-8" and ranges((3,)) == "3"
+    assert parse_sets(["A=1", "B=x=y", "C="]) == {"A": "1", "B": "x=y", "C": ""}
+    with pytest.raises(UsageError, match="NAME=VALUE"):
+        parse_sets(["A"])
