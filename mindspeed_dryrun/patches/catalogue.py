@@ -33,7 +33,7 @@ _PATCH_FIELDS = {"name", "target", "package", "versions", "why", "without", "tra
 def built_in_files() -> list[Path]:
     """The catalogue shipped with the program: inside the installed package, or `patches/` of a source checkout."""
     package = Path(__file__).parent
-    for folder in (package / "catalogue", package.parents[1] / "patches"):
+    for folder in (package.parent / "catalogue", package.parents[1] / "patches"):
         files = sorted(folder.glob("*.yaml"))
         if files:
             return files
