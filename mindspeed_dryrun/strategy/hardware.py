@@ -51,7 +51,8 @@ class Hardware:
             value = getattr(spread, {"low": "high", "high": "low"}[end] if slow_is_high else end)
             return Range(value, value, value)
 
-        return dataclasses.replace(self, **{name: move(name) for name in RANGES})
+        changes: dict[str, Any] = {name: move(name) for name in RANGES}
+        return dataclasses.replace(self, **changes)
 
     def scaled(self, compute: float, communication: float) -> Hardware:
         """The same card with its computing and its communicating made faster by these factors."""

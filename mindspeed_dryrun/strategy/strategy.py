@@ -96,7 +96,7 @@ class Strategy:
         """Global indices (from 0) of the no-op layers."""
         if self.noop is not None:
             return self.noop
-        empty = []
+        empty: list[int] = []
         for stage, chunks in enumerate(self.stages):
             for chunk, real in enumerate(chunks):
                 first = (chunk * self.pp + stage) * self.slots

@@ -15,13 +15,15 @@ fitted. `calibrate` scales the hardware's figures, not this model.
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import math
 from dataclasses import dataclass
 
 from mindspeed_dryrun.strategy.bound import stage_parameters
 from mindspeed_dryrun.strategy.hardware import Hardware
 from mindspeed_dryrun.strategy.shape import ModelShape
-from mindspeed_dryrun.strategy.strategy import Strategy
+from mindspeed_dryrun.strategy.strategy import Recompute, Strategy
 
 # Memory traffic of a layer's element-wise work in the forward pass, in times hidden × tokens: two norms (read, write),
 # two residual additions (two reads, a write). The backward pass does about twice as much.
@@ -154,7 +156,7 @@ def gather_seconds(volume: float, size: int, stride: int, hardware: Hardware) ->
     if size == 1:
         return 0.0
     start = hardware.latency_us.typical * 1e-6
-    if (size - 1) * stride < hardware.cards_per_node and size * stride <= max(hardware.cards_per_node, size * stride):
+    if (size - 1) * stride < hardware.cards_per_node:
         links = size - 1 if hardware.topology == "full_mesh" else 1
         return start + volume * (size - 1) / size / links / (hardware.link_gb_s.typical * 1e9)
     return start * math.log2(2 * size) + volume * (size - 1) / size / (hardware.network_gb_s.typical * 1e9)
@@ -162,6 +164,15 @@ def gather_seconds(volume: float, size: int, stride: int, hardware: Hardware) ->
 
 def layer_passes(shape: ModelShape, strategy: Strategy, hardware: Hardware) -> tuple[_Pass, _Pass]:
     """Forward and backward pass of one microbatch through one layer on one rank."""
+    # Most strategies of a search share their layer's time with hundreds of others.
+    sharing = dataclasses.replace(
+        strategy, pp=1, dp=1, stages=((1,),), recompute=Recompute(), distributed_optimizer=False, noop=None
+    )
+    return _layer_passes(shape, sharing, hardware)
+
+
+@functools.lru_cache(maxsize=1024)
+def _layer_passes(shape: ModelShape, strategy: Strategy, hardware: Hardware) -> tuple[_Pass, _Pass]:
     tokens = strategy.micro_batch * shape.seq / strategy.cp
     tp = strategy.tp
     width = shape.head_dim * shape.heads / tp
@@ -169,8 +180,8 @@ def layer_passes(shape: ModelShape, strategy: Strategy, hardware: Hardware) -> t
     inner = shape.ffn / tp
     up = inner * (2 if shape.gated else 1)
     # (rows, columns, inner): column-parallel products first, then row-parallel ones.
-    column = [(tokens, grouped, shape.hidden), (tokens, up, shape.hidden)]
-    row = [(tokens, shape.hidden, width), (tokens, shape.hidden, inner)]
+    column: list[tuple[float, float, float]] = [(tokens, grouped, shape.hidden), (tokens, up, shape.hidden)]
+    row: list[tuple[float, float, float]] = [(tokens, shape.hidden, width), (tokens, shape.hidden, inner)]
 
     def product(dims: tuple[float, float, float]) -> float:
         return matmul_seconds(*dims, hardware)

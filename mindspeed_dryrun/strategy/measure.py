@@ -1,0 +1,102 @@
+"""The seam between a search and the engine: one strategy in, every stage's peak out.
+
+`DryRuns` is the real one. Each strategy has its own record in the search's folder, named by what it was run with, so a
+search that is started again finds what it has already counted.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mindspeed_dryrun.launch.job import Job, understand
+from mindspeed_dryrun.launch.msrun_call import MsrunCall
+from mindspeed_dryrun.record.model import Report
+from mindspeed_dryrun.strategy.strategy import Strategy, apply
+
+if TYPE_CHECKING:
+    from mindspeed_dryrun.launch.run import LaunchOptions
+
+
+@dataclass(frozen=True)
+class StagePeak:
+    """The worst rank of one stage."""
+
+    used_mb: int
+    actual_mb: int
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What a dry run of a strategy counted; `error` says why there are no figures."""
+
+    stages: tuple[StagePeak, ...]
+    seconds: float = 0.0
+    ranks: int = 0  # simulated
+    error: str | None = None
+    record: str | None = None
+
+    @property
+    def used_mb(self) -> int:
+        return max(stage.used_mb for stage in self.stages)
+
+    @property
+    def actual_mb(self) -> int:
+        return max(stage.actual_mb for stage in self.stages)
+
+
+Measure = Callable[[Strategy], Measurement]
+
+
+def read_measurement(report: Report, seconds: float, record: str | None = None) -> Measurement:
+    """A report as a search needs it. A rank without figures makes the whole measurement an error."""
+    failed = [rank for rank in report.ranks if rank.status not in ("ok", "oom") or rank.actual_peak_mb is None]
+    if failed or not report.ranks:
+        first = failed[0] if failed else None
+        said = f"rank {first.rank}: {first.error or first.status}" if first else "no rank was simulated"
+        return Measurement((), seconds, len(report.ranks), said, record)
+    peaks: dict[int, StagePeak] = {}
+    for rank in report.ranks:
+        used, actual = rank.used_peak_mb or 0, rank.actual_peak_mb or 0
+        old = peaks.get(rank.stage or 0, StagePeak(0, 0))
+        peaks[rank.stage or 0] = StagePeak(max(old.used_mb, used), max(old.actual_mb, actual))
+    return Measurement(tuple(peaks[stage] for stage in sorted(peaks)), seconds, len(report.ranks), None, record)
+
+
+def job_of(call: MsrunCall, script: str, strategy: Strategy, cards_per_node: int) -> Job:
+    """The script's job with this strategy on the cards that it needs."""
+    options = {
+        **call.options,
+        "worker_num": str(strategy.world),
+        "local_worker_num": str(min(cards_per_node, strategy.world)),
+    }
+    changed = dataclasses.replace(call, options=options, program_args=apply(call.program_args, strategy))
+    return understand(changed, script)
+
+
+def fingerprint(data: Mapping[str, Any]) -> str:
+    """Eight letters that change with what a run is made of."""
+    return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:8]
+
+
+class DryRuns:
+    """Measures by `launch`'s own dry run, one record a strategy below `folder`."""
+
+    def __init__(self, call: MsrunCall, script: str, cards_per_node: int, folder: Path, options: LaunchOptions):
+        self.call, self.script, self.cards_per_node = call, script, cards_per_node
+        self.folder, self.options = folder, options
+
+    def __call__(self, strategy: Strategy) -> Measurement:
+        from mindspeed_dryrun.launch.run import dry_run_job
+
+        job = job_of(self.call, self.script, strategy, self.cards_per_node)
+        key = fingerprint({"args": job.args, "world": job.world_size, "program": job.program})
+        folder = self.folder / f"{strategy.name.replace(' ', '_').replace('[', '').replace(']', '').replace(',', '-')}-{key}"
+        report = dry_run_job(job, folder, self.options)
+        seconds = sum(rank.seconds or 0.0 for rank in report.ranks)
+        return read_measurement(report, seconds, str(folder))
