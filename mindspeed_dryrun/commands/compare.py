@@ -87,9 +87,8 @@ def _flags(report: Report) -> dict[str, str]:
 
 def _environment(record: Path) -> Mapping[str, str]:
     try:
-        tasks = json.loads((record / "job.json").read_text(encoding="utf-8"))["plan"]
-        return view.engine_environment(tasks[0]["env"])
-    except (OSError, ValueError, KeyError, IndexError, TypeError):
+        return dict(json.loads((record / "job.json").read_text(encoding="utf-8")).get("environment", {}))
+    except (OSError, ValueError, TypeError, AttributeError):
         return {}
 
 

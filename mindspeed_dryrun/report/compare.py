@@ -16,12 +16,6 @@ from mindspeed_dryrun.report import view
 from mindspeed_dryrun.report.markdown import escape, pipe_table
 from mindspeed_dryrun.report.table import columns
 
-# Variables that decide what an engine counts; the rest of an environment is nobody's business in a report.
-_ENVIRONMENT = re.compile(
-    r"^(MS_|MSADAPTER|ASCEND_|HCCL_|GLOG_|NPU_|PYTORCH_|CUDA_DEVICE|TASK_QUEUE|CLOSE_MATMUL|MINDSPEED)"
-)
-_PER_RANK = re.compile(r"^(MS_NODE_ID|MS_NODE_RANK|MINDSPEED_DRYRUN)$")
-
 
 @dataclass(frozen=True)
 class Run:
@@ -207,15 +201,6 @@ def render_published(path: Path) -> str:
         body.append(["", "difference", "", "", used, _difference(worst.actual_diff_mb, worst.a_actual_mb)])
     head = ["scenario", "run", "device", "usable", "used peak", "with fragments"]
     return "\n".join([*textwrap.wrap(view.clean(title), 80), "", *columns(head, body, left=(0, 1))]) + "\n"
-
-
-def engine_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables that decide what is counted, without those that differ from rank to rank by nature."""
-    return {
-        name: value
-        for name, value in environment.items()
-        if _ENVIRONMENT.match(name) and not _PER_RANK.match(name) and "{record}" not in value
-    }
 
 
 def _one_rank(figures: Mapping[str, int]) -> Report:

@@ -6,14 +6,17 @@ lives. Nothing is estimated: the categories add up to the peak, byte for byte.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from mindspeed_dryrun.errors import DryRunError
 from mindspeed_dryrun.record.call_stack import Frame
 from mindspeed_dryrun.record.memory_block import NEVER, Block, Iteration, Replay, Segment, replay
+from mindspeed_dryrun.record.model import RankReport
 from mindspeed_dryrun.record.tracker_graph import Shape, read_shapes
 
 CATEGORIES = (
@@ -26,6 +29,7 @@ CATEGORIES = (
     "workspace",
     "other",
 )
+MODULES = ("core attention", "activation function", "norm", "rest")
 STATIC = ("weights", "gradients", "optimizer")
 _COMMUNICATION_NODE = re.compile(
     r"^(DistComm|InnerComm|Comm)?(AllReduce|AllGather|ReduceScatter|Broadcast|AllToAll|AlltoAll|Send|Receive|Recv|Isend|Irecv"
@@ -85,6 +89,9 @@ class Explanation:
     microbatches: tuple[Part, ...]
     layers: tuple[Part, ...]
     operators: tuple[Part, ...]
+    modules: tuple[Part, ...]
+    layer_weights: tuple[Part, ...]
+    layer_activation_bytes: int  # one layer of one microbatch, the largest
     temporaries: tuple[Part, ...]
     others: tuple[Part, ...]
     tensors: tuple[Tensor, ...]
@@ -151,6 +158,9 @@ def explain(
         microbatches=_parts(((_microbatch(block), block) for block in activations), numbered=True),
         layers=_parts(((_layer(block), block) for block in activations), numbered=True),
         operators=_parts((block.node or block.kind, block) for block in activations),
+        modules=_parts(((_module(block), block) for block in activations), MODULES),
+        layer_weights=_parts(((_layer(block), block) for block in weights), numbered=True),
+        layer_activation_bytes=_largest_layer(activations),
         temporaries=_parts((_operator_at(block), block) for name, block in named if name == "temporary"),
         others=_parts((_operator_at(block), block) for name, block in named if name in ("other", "communication")),
         tensors=_tensors(named, shapes),
@@ -199,6 +209,8 @@ def _category(block: Block, peak: Segment, weight_line: int | None) -> str:
         return "optimizer" if stays else "communication" if communicates else "temporary"
     if phase == "communicate":
         return "communication"
+    if phase == "other" and communicates:
+        return "communication"
     if phase == "build" or (phase == "other" and block.segment.iteration == 0):
         constant = any("rotary" in frame.file or "rope" in frame.file for frame in block.stack.frames)
         return "temporary" if not stays else "other" if constant else "weights"
@@ -235,6 +247,28 @@ def _layer(block: Block) -> int | str:
 
 def _microbatch(block: Block) -> int | str:
     return "recomputed" if block.stack.phase == "recompute" else block.segment.microbatch or "no microbatch"
+
+
+def _module(block: Block) -> str:
+    if re.search(r"FlashAttention|Softmax", block.node) or any(
+        "dot_product_attention" in frame.file for frame in block.stack.frames
+    ):
+        return "core attention"
+    if re.search(r"RmsNorm|LayerNorm", block.node):
+        return "norm"
+    return (
+        "activation function"
+        if re.match(r"(Fast)?(Swiglu|SwiGlu|SiLU|Silu|Gelu|GeLU|Relu|ReLU)", block.node)
+        else "rest"
+    )
+
+
+def _largest_layer(activations: Iterable[Block]) -> int:
+    sizes: Counter[tuple[Segment, int]] = Counter()
+    for block in activations:
+        if block.layer is not None and block.stack.phase == "forward":
+            sizes[block.segment, block.layer] += block.size
+    return max(sizes.values(), default=0)
 
 
 def _operator_at(block: Block) -> str:
@@ -281,3 +315,35 @@ def _tensors(named: Sequence[tuple[str, Block]], shapes: dict[int, Shape]) -> tu
 
 def _microbatches(blocks: Sequence[Block]) -> tuple[int, ...]:
     return tuple(sorted({block.segment.microbatch for block in blocks if block.segment.microbatch is not None}))
+
+
+def tracker_files(directory: Path) -> dict[int | None, Path]:
+    """Rank → memory_block.csv of a record, or of what MindSpore leaves behind (`rank_0/`), or of a single file."""
+    if directory.is_file():
+        return {_rank_of(directory): directory}
+    found: dict[int | None, Path] = {}
+    for path in sorted(directory.rglob("memory_block.csv")):
+        found.setdefault(_rank_of(path), path)
+    return found
+
+
+def _rank_of(path: Path) -> int | None:
+    """From the folder names: ours (`ranks/00003/…`) before MindSpore's (`rank_3/…`)."""
+    parts = path.absolute().parts
+    for above, name in zip(parts[-5:], parts[-4:], strict=False):
+        if above == "ranks" and name.isdigit():
+            return int(name)
+    match = re.fullmatch(r"rank_(\d+)", parts[-2])
+    return int(match[1]) if match else None
+
+
+def explain_ranks(directory: Path, ranks: Sequence[RankReport]) -> dict[int, Explanation]:
+    """Every tracked rank of a record; a file that cannot be read is left out, the page then has no such chart."""
+    figures = {rank.rank: rank for rank in ranks}
+    found = {}
+    for rank, path in tracker_files(directory).items():
+        known = figures.get(rank) if rank is not None else None
+        if known is not None and rank is not None and known.status in ("ok", "oom"):
+            with contextlib.suppress(DryRunError, OSError):
+                found[rank] = explain(path, rank, known.used_peak_mb, known.actual_peak_mb)
+    return found

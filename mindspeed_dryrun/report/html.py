@@ -1,0 +1,71 @@
+"""`report.html`: one self-contained page. No script, no network; whatever comes from a log or a script is escaped."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from mindspeed_dryrun import __version__
+from mindspeed_dryrun.record.model import Report
+from mindspeed_dryrun.report import advice, charts, view
+from mindspeed_dryrun.report.explain import Explanation, explain_ranks
+
+
+def render(report: Report, record: Path | None = None) -> str:
+    """The page of a report; a record adds the breakdown, the curve, the environment and the patches."""
+    job_file = read_job_file(record) if record else {}
+    explained = explain_ranks(record, report.ranks) if record else {}
+    return page(report, job_file, explained)
+
+
+def page(report: Report, job_file: Mapping[str, Any], explained: Mapping[int, Explanation]) -> str:
+    """Pure."""
+    rows = view.rows(report)
+    drawn = charts.bars(rows, explained, report.budget_mb)
+    shown = _explanation_to_show(report, explained)
+    environment = Environment(
+        loader=PackageLoader("mindspeed_dryrun.report", "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["clean"] = view.clean
+    environment.filters["mb"] = lambda size_bytes: f"{size_bytes / 2**20:.0f}M"
+    environment.globals.update(mb=view.mb, ranges=view.ranges, percent=view.percent, shorten=view.shorten)
+    return environment.get_template("report.html").render(
+        report=report,
+        verdict=view.verdict(report),
+        title=Path(report.job.script).name if report.job else "worker logs",
+        rows=rows,
+        worst=view.worst(report),
+        errors=view.errors(rows, most=50),
+        bars=drawn,
+        legend=list(dict.fromkeys(piece.name for bar in drawn for piece in bar.pieces)),
+        explained=shown,
+        curve=charts.curve(shown.iteration, shown.peak_time, shown.peak_bytes) if shown else None,
+        levers=advice.levers(report, job_file.get("details") or {}, shown),
+        job=job_file,
+        layout=view.parallel_words(report.job) if report.job else "",
+        engine=view.engine_words(report),
+        version=__version__,
+    )
+
+
+def read_job_file(record: Path) -> dict[str, Any]:
+    """`job.json` as it is; empty where there is none."""
+    try:
+        data = json.loads((record / "job.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return data if isinstance(data, dict) else {}
+
+
+def _explanation_to_show(report: Report, explained: Mapping[int, Explanation]) -> Explanation | None:
+    if report.worst_rank is not None and report.worst_rank in explained:
+        return explained[report.worst_rank]
+    return next(iter(explained.values()), None)
