@@ -15,6 +15,6 @@ def test_every_package_is_listed() -> None:
     found = {
         ".".join(path.parent.relative_to(ROOT).parts)
         for path in (ROOT / "mindspeed_dryrun").rglob("*")
-        if path.is_file() and path.suffix != ".pyc"
+        if path.is_file() and path.suffix != ".pyc" and not any(part.startswith(".") for part in path.parts)
     }
     assert listed == found | {"mindspeed_dryrun.catalogue"}
