@@ -23,3 +23,118 @@ def sample_indices(original: Callable[..., Any]) -> Callable[..., Any]:
         return document_index, sample_index, numpy.arange(samples, dtype=numpy.uint32)
 
     return call
+
+
+class InstructionSamples:
+    """As many samples as are asked for, each of the full sequence length: the longest a fine-tuning run can meet."""
+
+    def __init__(self, args: Any, samples: int) -> None:
+        self.args = args
+        self.samples = max(samples, 1)
+
+    def __len__(self) -> int:
+        return self.samples
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        import numpy
+
+        ones = numpy.ones(self.args.seq_length, dtype=numpy.int64)
+        names = ("input_ids", "attention_mask", "labels")
+        if self.args.is_pairwise_dataset:
+            return {f"{side}_{name}": ones.copy() for side in ("chosen", "rejected") for name in names}
+        sample = {name: ones.copy() for name in names}
+        if self.args.reset_position_ids:
+            sample["position_ids"] = numpy.arange(self.args.seq_length, dtype=numpy.int64)
+        return sample
+
+
+def instruction_datasets(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Samples for training, none for validation and test."""
+
+    @functools.wraps(original)
+    def call(*args: Any, train_valid_test_num_samples: Any, **kwargs: Any) -> Any:
+        from megatron.training import get_args
+
+        return InstructionSamples(get_args(), int(train_valid_test_num_samples[0])), None, None
+
+    return call
+
+
+def batch_sizes(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The sizes of a batch as this rank's own loader has them, instead of as they come back from a broadcast."""
+
+    @functools.wraps(original)
+    def call(keys: Any, data: Any) -> Any:
+        from megatron.training import get_args
+
+        original(keys, data)
+        args = get_args()
+        usual = [args.micro_batch_size, args.seq_length]
+        sizes = {key: [int(n) for n in data[key].shape] if data else list(usual) for key in keys}
+        counts = {key: _product(size) for key, size in sizes.items()}
+        return sizes, counts, sum(counts.values())
+
+    return call
+
+
+def _product(size: list[int]) -> int:
+    return functools.reduce(lambda left, right: left * right, size, 1)
+
+
+def as_first_tensor_rank(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Lets a rank take its batch from its own loader, as the first rank of its tensor group does.
+
+    The others size their buffers by a length that was broadcast, which reads as 0.
+    """
+
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        from megatron.core import parallel_state
+
+        real = parallel_state.get_tensor_model_parallel_rank
+        parallel_state.get_tensor_model_parallel_rank = lambda: 0
+        try:
+            return original(*args, **kwargs)
+        finally:
+            parallel_state.get_tensor_model_parallel_rank = real
+
+    return call
+
+
+def one_document(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Ends of the documents in a batch: one document of full length for each sample."""
+
+    @functools.wraps(original)
+    def call(origin_seq: Any) -> list[int]:
+        total, length = int(origin_seq.numel()), int(origin_seq.shape[-1])
+        return list(range(length, total + 1, length))
+
+    return call
+
+
+def received_shapes(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Shapes that the neighbouring stages announce: those of what this stage sends, else of a full batch."""
+    last_sent: list[list[int]] = []
+
+    @functools.wraps(original)
+    def call(
+        tensor_send_next: Any, tensor_send_prev: Any, recv_prev: bool, recv_next: bool, config: Any, **rest: Any
+    ) -> Any:
+        original(tensor_send_next, tensor_send_prev, recv_prev, recv_next, config, **rest)
+        for sent in (tensor_send_next, tensor_send_prev):
+            if sent is not None:
+                last_sent[:] = [[int(size) for size in sent.shape]]
+        shape = last_sent[0] if last_sent else _hidden_shape(config)
+        return (list(shape) if recv_prev else [0, 0, 0]), (list(shape) if recv_next else [0, 0, 0])
+
+    return call
+
+
+def _hidden_shape(config: Any) -> list[int]:
+    from megatron.training import get_args
+
+    args = get_args()
+    length = args.seq_length // args.context_parallel_size
+    if config.sequence_parallel:
+        length //= args.tensor_model_parallel_size
+    return [length, getattr(args, "actual_micro_batch_size", None) or args.micro_batch_size, config.hidden_size]

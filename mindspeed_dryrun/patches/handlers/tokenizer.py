@@ -12,31 +12,35 @@ from mindspeed_dryrun.errors import DryRunError
 
 
 class SizedTokenizer:
-    """Knows how many tokens there are."""
+    """Knows how many tokens there are; `tokenizer` inside it can pad, as the collators of fine-tuning ask."""
 
     chat_template = None
-    padding_side = "right"
-    eod = eos = eos_token_id = eod_token_id = 0
-    bos = bos_token_id = 1
-    pad = pad_token_id = 0
-    unk_token_id = 0
+    eod = eos = pad = 0
+    bos = 1
+    eos_token_id = eod_token_id = pad_token_id = unk_token_id = 0
+    bos_token_id = 1
     additional_special_tokens_ids: tuple[int, ...] = ()
 
     def __init__(self, vocab_size: int) -> None:
         self.vocab_size = vocab_size
         self.unique_identifiers = OrderedDict({"class": type(self).__name__, "vocab_size": vocab_size})
-        self.tokenizer = self
+
+    @functools.cached_property
+    def tokenizer(self) -> Any:
+        """A tokenizer of the transformers library with two tokens; made only where somebody asks for it."""
+        from tokenizers import Tokenizer, models
+        from transformers import PreTrainedTokenizerFast
+
+        words = models.WordLevel({"<pad>": 0, "<unk>": 1}, unk_token="<unk>")
+        return PreTrainedTokenizerFast(
+            tokenizer_object=Tokenizer(words), pad_token="<pad>", unk_token="<unk>", eos_token="<pad>", bos_token="<unk>"
+        )
 
     def __len__(self) -> int:
         return self.vocab_size
 
-    def encode(self, text: str, **options: Any) -> list[int]:
-        return [2]
-
-    tokenize = encode
-
-    def convert_tokens_to_ids(self, tokens: Any) -> Any:
-        return 2 if isinstance(tokens, str) else [2] * len(tokens)
+    def tokenize(self, text: str) -> list[int]:
+        return [1]
 
 
 def build_tokenizer(original: Callable[..., Any]) -> Callable[..., Any]:
