@@ -1,0 +1,230 @@
+"""The run directory. Every file is written to a temporary name and renamed; what is there is whole.
+
+    DIR/job.json                   the job, the engine, the plan; written before the first rank starts
+    DIR/patches.json               the patches, as the workers read them
+    DIR/ranks/00000/result.json    written last of a rank's files: without it the rank has not been run
+    DIR/report.json                the summary
+    DIR/.lock                      locked by byte ranges: byte 0 for job.json and report.json, byte 1 + N while rank N runs
+
+Several launches of one job may fill one record at the same time, each with ranks of its own (a Slurm array does).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import struct
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mindspeed_dryrun.errors import DryRunError, UsageError
+
+_OURS = {"job.json", "patches.json", "report.json", "report.html", "ranks", ".lock"}
+_NO_LOCKS = {errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS}  # some network file systems
+
+
+@dataclass(frozen=True)
+class Record:
+    """A run directory that is there."""
+
+    path: Path
+
+    @classmethod
+    def create(cls, path: Path, job: Mapping[str, Any]) -> Record:
+        """Makes the record, or continues one of the same job (the same `fingerprint`); `UsageError` for another's."""
+        path = Path(path).absolute()
+        if path.exists() and not path.is_dir():
+            raise UsageError(f"{path} is a file; --out needs a folder.")
+        if not _is_free(path):
+            raise UsageError(f"{path} is not empty and holds no dry run; choose another folder for --out.")
+        try:
+            (path / "ranks").mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise _cannot_write(path, error) from None
+        record = cls(path)
+        with record.locked():
+            old = record.job() if (path / "job.json").exists() else None
+            if old is not None:
+                record.refuse_if_changed(job, old)
+            record.write_json("job.json", {**job, "plan": record._merged_plan(job, old)})
+        return record
+
+    @classmethod
+    def open(cls, path: Path) -> Record:
+        """The record in a folder; `UsageError` where there is none."""
+        if not (Path(path) / "job.json").is_file():
+            raise UsageError(f"{path} holds no dry run (no job.json).")
+        return cls(Path(path).absolute())
+
+    def job(self) -> dict[str, Any]:
+        """What `job.json` holds."""
+        data = read_json(self.path / "job.json")
+        if not isinstance(data, dict):
+            raise UsageError(f"{self.path / 'job.json'} cannot be read; choose another folder for --out.")
+        return data
+
+    def refuse_if_changed(self, job: Mapping[str, Any], old: Mapping[str, Any] | None = None) -> None:
+        """A record holds one job: ranks of two would make one wrong table."""
+        old = self.job() if old is None else old
+        if old.get("fingerprint") != job.get("fingerprint"):
+            raise UsageError(
+                f"{self.path} holds another job ({_difference(old, job)}); "
+                "choose another folder for --out, or remove this one to start again."
+            )
+
+    def rank_folder(self, rank: int) -> Path:
+        """Where a rank runs and leaves its files."""
+        return rank_folder(self.path, rank)
+
+    def results(self) -> dict[int, dict[str, Any]]:
+        """Every rank that has been run, whatever became of it: what its `result.json` holds."""
+        found = {}
+        for file in sorted(self.path.glob("ranks/*/result.json")):
+            data = read_json(file)
+            if file.parent.name.isdigit() and isinstance(data, dict):
+                found[int(file.parent.name)] = data
+        return found
+
+    def ranks_done(self) -> set[int]:
+        """Ranks that need not be run again. One that failed or timed out is tried again when the run continues."""
+        return {rank for rank, result in self.results().items() if result.get("status") == "ok"}
+
+    def write_json(self, name: str, data: Any) -> None:
+        """Replaces a file of the record as a whole."""
+        write_json(self.path / name, data)
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Alone with `job.json` and `report.json`; waits for other launches."""
+        with self._lock_file() as descriptor:
+            _lock(descriptor, 0, wait=True)
+            yield
+
+    @contextlib.contextmanager
+    def claimed(self, ranks: Iterable[int]) -> Iterator[None]:
+        """These ranks are run by us; `DryRunError` when another launch is running one of them."""
+        with self._lock_file() as descriptor:
+            for rank in ranks:
+                if not _lock(descriptor, 1 + rank, wait=False):
+                    raise DryRunError(
+                        f"Another launch is running rank {rank} in {self.path}; wait for it, or choose another --out."
+                    )
+            yield
+
+    @contextlib.contextmanager
+    def _lock_file(self) -> Iterator[int]:
+        try:
+            descriptor = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise _cannot_write(self.path, error) from None
+        try:
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+    def _merged_plan(self, job: Mapping[str, Any], old: Mapping[str, Any] | None) -> list[dict[str, Any]]:
+        """The new plan, and of the old one what has been run or is being run by another launch."""
+        plan = {int(task["rank"]): dict(task) for task in job.get("plan", ())}
+        kept = {int(task["rank"]): dict(task) for task in (old or {}).get("plan", ())}
+        run = self.results().keys()
+        with self._lock_file() as descriptor:
+            for rank in sorted(kept.keys() - plan.keys()):
+                if rank in run or not _lock(descriptor, 1 + rank, wait=False):
+                    plan[rank] = kept[rank]
+        return [plan[rank] for rank in sorted(plan)]
+
+
+def rank_folder(record: Path, rank: int) -> Path:
+    """`ranks/00003` of a record."""
+    return record / "ranks" / f"{rank:05d}"
+
+
+def read_json(path: Path) -> Any:
+    """The file's JSON; None where it is missing or not JSON."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
+def write_json(path: Path, data: Any) -> None:
+    """JSON, whole or not at all."""
+    write_text(path, json.dumps(data, indent=2, ensure_ascii=False) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """A temporary name, then a rename: on a full disk the old file stays, and a sentence says so."""
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
+    try:
+        with open(temporary, "w", encoding="utf-8", errors="surrogateescape") as stream:
+            stream.write(text)
+            stream.flush()
+            os.fsync(stream.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        raise _cannot_write(path, error) from None
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+
+
+def _cannot_write(path: Path, error: OSError) -> DryRunError:
+    reason = error.strerror or str(error)
+    return DryRunError(
+        f"Cannot write {path}: {reason}. What the record held before is unharmed; make room and run again."
+    )
+
+
+def _is_free(path: Path) -> bool:
+    """Not there, empty, or a record (also one whose making was interrupted)."""
+    if not path.exists() or (path / "job.json").exists():
+        return True
+    names = [item.name for item in path.iterdir()]
+    return all(name in _OURS or (name.startswith(".") and name.endswith(".tmp")) for name in names)
+
+
+def _lock(descriptor: int, byte: int, wait: bool) -> bool:
+    """Locks one byte of the file for as long as it is open; False when somebody else has it.
+
+    Open-file-description locks: unlike POSIX ones they do not vanish when the process closes the file elsewhere.
+    """
+    request = struct.pack("@hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0)
+    try:
+        fcntl.fcntl(descriptor, fcntl.F_OFD_SETLKW if wait else fcntl.F_OFD_SETLK, request)
+    except OSError as error:
+        if error.errno in (errno.EAGAIN, errno.EACCES):
+            return False
+        if error.errno not in _NO_LOCKS:
+            raise
+    return True
+
+
+def _difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+    """What sets two jobs apart, as far as job.json tells, in a few words."""
+    before, after = old.get("job") or {}, new.get("job") or {}
+    for name in ("world_size", "trainer"):
+        if before.get(name) != after.get(name):
+            return f"{name} {before.get(name)}, now {after.get(name)}"
+    if old.get("engine") != new.get("engine"):
+        return f"engine {_words(old.get('engine'))}, now {_words(new.get('engine'))}"
+    gone, come = before.get("trainer_args") or (), after.get("trainer_args") or ()
+    if list(gone) != list(come):
+        return f"trainer arguments differ: {_changed(list(gone), list(come))}"
+    return "its plan differs"
+
+
+def _changed(old: list[str], new: list[str]) -> str:
+    """The first place where two argument lists part: `--seq-length 4096 → 8192`."""
+    at = next((i for i, (a, b) in enumerate(zip(old, new, strict=False)) if a != b), min(len(old), len(new)))
+    flag = f"{new[at - 1]} " if 0 < at < len(new) and new[at - 1].startswith("-") else ""
+    return f"{flag}{old[at] if at < len(old) else 'nothing'} → {new[at] if at < len(new) else 'nothing'}"
+
+
+def _words(engine: Any) -> str:
+    return " ".join(str(value) for value in engine.values()) if isinstance(engine, dict) else "unknown"
