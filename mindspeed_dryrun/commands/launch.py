@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -28,6 +27,8 @@ from mindspeed_dryrun.launch.run import (
     read_job,
     run_plan,
 )
+from mindspeed_dryrun.record.model import Report
+from mindspeed_dryrun.report.view import ranges
 from mindspeed_dryrun.units import parse_size_mb
 
 
@@ -62,11 +63,16 @@ def run(args: argparse.Namespace) -> int:
     script = Path(args.script)
     options = options_from(args)
     job = read_job(script, options)
-    if args.ab and not args.plan_only:
-        from mindspeed_dryrun.launch.ab import real_run_first
+    out = Path(args.out or default_out(script))
+    if not args.ab or args.plan_only:
+        return run_job(job, out, args)
+    from mindspeed_dryrun.commands import main
+    from mindspeed_dryrun.launch.ab import run_for_real
 
-        return real_run_first(script, job, Path(args.out or default_out(script)), args)
-    return run_job(job, Path(args.out or default_out(script)), args)
+    logs = run_for_real(job, out)
+    status = run_job(job, out, args)
+    main(["compare", str(logs), str(out), "--labels", "real,dry"])
+    return status
 
 
 def parser() -> argparse.ArgumentParser:
@@ -96,8 +102,6 @@ def run_job(job: Job, out: Path, args: argparse.Namespace) -> int:
                 print(f"note: this plan cannot be run here: {missing}")
         return 0
     plan = plan_job(job, options, choose_engine(args.level))
-    if plan.problem:
-        raise UsageError(plan.problem if plan.problem.endswith(".") else plan.problem + ".")
     from mindspeed_dryrun.launch.progress_view import progress_view
 
     with progress_view(plan.tasks, quiet=args.json) as view:
@@ -106,11 +110,9 @@ def run_job(job: Job, out: Path, args: argparse.Namespace) -> int:
     return exit_status(report)
 
 
-def _print_report(report: object, out: Path, args: argparse.Namespace) -> None:
+def _print_report(report: Report, out: Path, args: argparse.Namespace) -> None:
     from mindspeed_dryrun import report as views
-    from mindspeed_dryrun.record.model import Report
 
-    assert isinstance(report, Report)
     views.write_html(out)
     if args.json:
         print(json.dumps(report.to_json(), indent=2, ensure_ascii=False))
@@ -169,8 +171,9 @@ def plan_text(plan: Plan, out: Path) -> str:
     lines = [f"job: {job.script} ({job.kind}), {job.world_size} ranks, {layout}"]
     if job.is_megatron:
         lines.append(
-            f"     {job.num_layers} layers, {job.seq_length} tokens, micro batch {job.micro_batch}, global batch {job.global_batch}, "
-            f"recompute {job.recompute or 'none'}, distributed optimizer {'yes' if job.distributed_optimizer else 'no'}"
+            f"     {job.num_layers} layers, {job.seq_length} tokens, micro batch {job.micro_batch}, "
+            f"global batch {job.global_batch}, recompute {job.recompute or 'none'}, "
+            f"distributed optimizer {'yes' if job.distributed_optimizer else 'no'}"
         )
     engine = f"MindSpore {plan.engine.mindspore}, CANN {plan.engine.cann}, level {level}" if plan.engine else "none"
     lines += [f"engine: {engine}", f"trainer: {plan.trainer}", "", "msrun call, rewritten:"]
@@ -190,21 +193,3 @@ def plan_text(plan: Plan, out: Path) -> str:
 
 def _shortened(value: str) -> str:
     return value if len(value) <= 160 else value[:157] + "…"
-
-
-def ranges(ranks: Sequence[int]) -> str:
-    """(0, 1, 2, 5) → '0-2,5'."""
-    parts: list[str] = []
-    start = previous = None
-    for rank in [*ranks, None]:
-        if previous is not None and rank != previous + 1:
-            parts.append(f"{start}" if start == previous else f"{start}-{previous}")
-            start = rank
-        elif previous is None:
-            start = rank
-        previous = rank
-    return ",".join(parts)
-
-
-if __name__ == "__main__":
-    sys.exit("run it as: mindspeed-dryrun launch")

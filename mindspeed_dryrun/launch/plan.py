@@ -72,7 +72,8 @@ class Plan:
         """Changes whenever the figures could: the same folder never holds ranks of two jobs."""
         engine = (self.engine.mindspore, self.engine.cann, self.engine.level) if self.engine else None
         first = self.tasks[0]
-        data = [self.job.world_size, self.trainer, list(first.argv[2:]), engine, first.env.get("MS_ALLOC_CONF"), list(self.patches)]
+        tracked = first.env.get("MS_ALLOC_CONF") is not None
+        data = [self.job.world_size, self.trainer, list(first.argv[2:]), engine, tracked, list(self.patches)]
         return hashlib.sha256(json.dumps(data, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
@@ -157,7 +158,10 @@ def _with_checks(
         dataclasses.replace(item, represents=tuple(rank for rank in item.represents if rank not in picked))
         for item in classes
     ]
-    extra = [RankClass(rank, (rank,), item.stage, f"check of rank {item.rank}'s class: {item.why}") for rank, item in picked.items()]
+    extra = [
+        RankClass(rank, (rank,), item.stage, f"check of rank {item.rank}'s class: {item.why}")
+        for rank, item in picked.items()
+    ]
     return tuple(kept + extra), tuple((rank, item.rank) for rank, item in picked.items())
 
 

@@ -14,6 +14,7 @@ from mindspeed_dryrun.errors import DryRunError, UsageError
 from mindspeed_dryrun.launch.job import Job, understand
 from mindspeed_dryrun.launch.plan import DEFAULT_TIMEOUT_S, Plan, check_results, make_plan
 from mindspeed_dryrun.launch.script import capture
+from mindspeed_dryrun.record.environment import engine_environment
 from mindspeed_dryrun.record.model import Report
 
 if TYPE_CHECKING:
@@ -87,7 +88,8 @@ def run_plan(plan: Plan, out: Path, options: LaunchOptions, view: View | None = 
     done = record.ranks_done()
     missing = [task for task in plan.tasks if task.rank not in done]
     if missing:
-        get_executor(options.executor, options.jobs).run(missing, record.path, view or _no_view)
+        with record.claimed(task.rank for task in missing):
+            get_executor(options.executor, options.jobs).run(missing, record.path, view or _no_view)
     report = build_report(record.path)
     record.write_json("report.json", report.to_json())
     check_results(plan, {rank.rank: rank.used_peak_mb for rank in report.ranks})
@@ -118,6 +120,7 @@ def job_json(plan: Plan, options: LaunchOptions) -> dict[str, Any]:
             "microbatches": plan.microbatches,
         },
         "engine": {"mindspore": plan.engine.mindspore, "cann": plan.engine.cann, "level": plan.engine.level},
+        "environment": engine_environment(plan.tasks[0].env),
         "budget_mb": options.budget_mb,
         "not_counted": not_counted(plan),
         "notes": list(plan.notes),

@@ -1,17 +1,18 @@
 """Runs a user's script, as it is, up to the `msrun` it calls, and reads the call.
 
-bash does the expanding: the script runs in the user's working directory with our `msrun` first on PATH. It is run to learn
-its call and not for its effects: programs that write, delete, copy, stop or connect are stood in for (`_QUIET`), redirections
-into files go to /dev/null (`shim/capture.bash`), and where the kernel has Landlock nothing outside a temporary folder can be
-written at all (`readonly.py`).
+bash does the expanding: the script runs in the user's working directory with our `msrun` first on PATH. It is run to
+learn its call and not for its effects: programs that write, delete, copy, stop or connect are stood in for (`_QUIET`),
+redirections into files go to /dev/null (`shim/capture.bash`), and where the kernel has Landlock nothing outside a
+temporary folder can be written at all (`readonly.py`).
 
-`--set` changes a temporary copy. The copy is sourced by a bash whose `$0` is the script, so that `$0`, `$1`, `dirname "$0"` and the
-working directory are the script's own; BASH_SOURCE, which bash would set to the copy, is renamed in the copy to a variable that
-holds the script's path.
+`--set` changes a temporary copy. The copy is sourced by a bash whose `$0` is the script, so that `$0`, `$1`, `dirname "$0"` and
+the working directory are the script's own; BASH_SOURCE, which bash would set to the copy, is renamed in the copy to a
+variable that holds the script's path.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -35,9 +36,12 @@ from mindspeed_dryrun.launch.readonly import write_only_below
 TIME_LIMIT_S = 60.0
 _SHIM = Path(__file__).parent / "shim"
 
-_QUIET = ["mkdir", "rmdir", "rm", "mv", "cp", "ln", "touch", "chmod", "chown", "install", "truncate", "dd", "tar", "unzip", "gzip", "wget", "curl", "pip", "pip3", "pkill", "killall", "kill", "sudo", "ssh", "scp", "rsync", "pdsh", "docker", "sleep", "ray", "systemctl", "reboot"]
+_QUIET = (
+    "mkdir", "rmdir", "rm", "mv", "cp", "ln", "touch", "chmod", "chown", "install", "truncate", "dd", "tar", "unzip", "gzip",
+    "wget", "curl", "pip", "pip3", "pkill", "killall", "kill", "sudo", "ssh", "scp", "rsync", "pdsh", "docker", "sleep", "ray",
+    "systemctl", "reboot",
+)  # fmt: skip
 _OTHER_LAUNCHERS = ["torchrun", "mpirun", "mpiexec", "deepspeed", "accelerate"]
-_SKIPPED = 'printf "%s\\n" "{0} $1" >> "$__dryrun_bin/../skipped"; exit 0'
 _REAL = 'PATH=${{PATH#"$__dryrun_bin:"}} exec {0} "$@"'
 _PROGRAMS = {
     **dict.fromkeys(_QUIET, "exit 0"),
@@ -263,10 +267,8 @@ def _run(command: Sequence[str], folder: Path, env: Mapping[str, str]) -> tuple[
 
 
 def _end_group(process: subprocess.Popen[bytes]) -> None:
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
     process.wait()
 
 

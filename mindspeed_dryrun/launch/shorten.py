@@ -37,10 +37,11 @@ def short_args(job: Job, microbatches: str = "auto") -> tuple[tuple[str, ...], i
 def peak_microbatches(job: Job) -> int:
     """How many microbatches reach the peak on every stage.
 
-    1F1B: stage 0 holds PP microbatches at once; one more turns the pipeline over, so that the buffers of a backward pass and
-    of the next forward pass meet as they do in a long iteration. Without a pipeline the second microbatch finds the
-    gradients of the first in place. Interleaved: warm-up runs 2(PP-1) + (VPP-1)PP chunks ahead, and the count must be a multiple of
-    PP; with PP alone everything would be warm-up and the peak too high, with 2 PP the steady state is reached.
+    1F1B: stage 0 holds PP microbatches at once; one more turns the pipeline over, so that the buffers of a backward pass
+    and of the next forward pass meet as they do in a long iteration. Without a pipeline the second microbatch finds the
+    gradients of the first in place. Interleaved: warm-up runs 2(PP-1) + (VPP-1)PP chunks ahead, and the count must be a
+    multiple of PP; with PP alone everything would be warm-up and the peak too high, with 2 PP the steady state is
+    reached.
     """
     pp = job.parallel.pp
     if any(job.flags.has(flag) for flag in _OTHER_SCHEDULES):

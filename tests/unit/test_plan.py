@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mindspeed_dryrun.commands.launch import parse_sets, ranges
+from mindspeed_dryrun.commands.launch import parse_sets
 from mindspeed_dryrun.errors import DryRunError, UsageError
 from mindspeed_dryrun.launch.inputs import ASSUMED_VOCABULARY, absolute_paths, checkpoint_layout, dry_args, padded_vocabulary
 from mindspeed_dryrun.launch.job import Job, understand
@@ -165,7 +165,6 @@ def test_a_refused_flag_stops_the_run_and_not_the_plan() -> None:
 
 
 def test_small_things() -> None:
-    assert ranges((0, 1, 2, 5, 7, 8)) == "0-2,5,7-8" and ranges((3,)) == "3"
     assert parse_sets(["A=1", "B=x=y", "C="]) == {"A": "1", "B": "x=y", "C": ""}
     with pytest.raises(UsageError, match="NAME=VALUE"):
         parse_sets(["A"])

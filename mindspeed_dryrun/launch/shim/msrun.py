@@ -7,6 +7,7 @@ hands over to the next `msrun` on PATH, so that a shell with a stale PATH still 
 import json
 import os
 import sys
+from pathlib import Path
 
 
 def main() -> int:
@@ -24,7 +25,7 @@ def main() -> int:
 
 def capture(file: str) -> int:
     """One call, one line. O_APPEND keeps two calls at once apart."""
-    call = {"program": "msrun", "argv": sys.argv[1:], "cwd": os.getcwd(), "env": dict(os.environ)}
+    call = {"program": "msrun", "argv": sys.argv[1:], "cwd": str(Path.cwd()), "env": dict(os.environ)}
     descriptor = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     os.write(descriptor, (json.dumps(call) + "\n").encode("utf-8", "surrogatepass"))
     os.close(descriptor)
@@ -33,7 +34,7 @@ def capture(file: str) -> int:
 
 def activate(config: dict) -> int:  # type: ignore[type-arg]
     """Becomes the dry run of this call."""
-    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+    root = str(Path(__file__).absolute().parents[3])
     env = dict(os.environ)
     env["PYTHONPATH"] = os.pathsep.join(part for part in (root, env.get("PYTHONPATH")) if part)
     python = config.get("python") or sys.executable
@@ -42,11 +43,11 @@ def activate(config: dict) -> int:  # type: ignore[type-arg]
 
 def next_msrun() -> int:
     """The msrun that would have run without us."""
-    here = os.path.dirname(os.path.abspath(__file__))
+    here = Path(__file__).absolute().parent
     for folder in os.environ.get("PATH", "").split(os.pathsep):
-        path = os.path.join(folder, "msrun")
-        if os.path.abspath(folder) != here and os.access(path, os.X_OK):
-            os.execv(path, [path, *sys.argv[1:]])
+        path = Path(folder, "msrun").absolute()
+        if path.parent != here and os.access(path, os.X_OK):
+            os.execv(path, [str(path), *sys.argv[1:]])
     print("msrun: not found (mindspeed-dryrun is not activated and MindSpore is not on PATH)", file=sys.stderr)
     return 127
 
