@@ -322,7 +322,8 @@ def tracker_files(directory: Path) -> dict[int | None, Path]:
     if directory.is_file():
         return {_rank_of(directory): directory}
     found: dict[int | None, Path] = {}
-    for path in sorted(directory.rglob("memory_block.csv")):
+    ranks = directory / "ranks"  # of a record; beside it lie the records of changes that were tried
+    for path in sorted((ranks if ranks.is_dir() else directory).rglob("memory_block.csv")):
         found.setdefault(_rank_of(path), path)
     return found
 

@@ -1,0 +1,113 @@
+"""Say what fills the memory at the peak, and what to change.
+
+DIR is a record made with `launch --explain`, a folder with MindSpore's memory_block.csv (of a real run, too), or such
+a file itself. The blocks alive at the peak are told apart: weights, gradients, optimizer states, activations by layer
+and by operator, communication, temporary, workspace. A trace_view.json of MindSpore's profiler beside it, or given
+itself, is shown as a table of operator times.
+
+`--try` dry-runs every proposed change and shows the measured figure beside the computed one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from mindspeed_dryrun.errors import DryRunError, UsageError
+from mindspeed_dryrun.launch.job import Job
+from mindspeed_dryrun.record.model import RankReport, Report
+from mindspeed_dryrun.record.trace import read_trace
+from mindspeed_dryrun.report import advice, advice_view, explain_view, html, trace_view
+from mindspeed_dryrun.report.explain import Explanation, explain, tracker_files
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "path", metavar="DIR", type=Path, help="a record, a folder, a memory_block.csv or a trace_view.json"
+    )
+    parser.add_argument("--rank", type=int, metavar="N", help="default: the worst rank")
+    parser.add_argument("--format", choices=("table", "json"), default="table")
+    parser.add_argument("--try", dest="try_levers", action="store_true", help="dry-run the proposed changes")
+
+
+def run(args: argparse.Namespace) -> int:
+    if not args.path.exists():
+        raise UsageError(f"{args.path} does not exist.")
+    if args.path.suffix == ".json" and args.path.is_file():
+        print(trace_view.render(read_trace(args.path)), end="")
+        return 0
+    report = _report(args.path)
+    traces = [] if args.path.is_file() else sorted(args.path.rglob("trace_view.json"))
+    files = tracker_files(args.path)
+    if not files and not traces:
+        raise UsageError(f"There is no memory_block.csv in {args.path}: launch with --explain to have one written.")
+    if files:
+        found = _explain_one(files, args.rank, report)
+        if args.format == "json":
+            print(explain_view.render_json([found]), end="")
+        else:
+            print(explain_view.render_text(found), end="")
+            _advise(args, report, found)
+    if args.format == "table":
+        for trace in traces:
+            print(f"\n{trace}\n{trace_view.render(read_trace(trace))}", end="")
+    return 0
+
+
+def _report(path: Path) -> Report | None:
+    """The record's report, or that of the logs beside a file that a user brings; None where there are none."""
+    from mindspeed_dryrun.commands.report import load
+
+    try:
+        return load(path)[0] if path.is_dir() else None
+    except DryRunError:
+        return None
+
+
+def _explain_one(files: dict[int | None, Path], wanted: int | None, report: Report | None) -> Explanation:
+    rank = wanted
+    if rank is None and report is not None and report.worst_rank in files:
+        rank = report.worst_rank
+    if rank is None:
+        rank = next(iter(files))
+    if rank not in files:
+        known = ", ".join(str(number) for number in files if number is not None) or "none"
+        raise UsageError(f"Rank {rank} has no memory_block.csv here. Ranks that have one: {known}.")
+    figures = next((item for item in report.ranks if item.rank == rank), None) if report else None
+    return explain(files[rank], rank, *_figures(figures))
+
+
+def _figures(rank: RankReport | None) -> tuple[int | None, int | None]:
+    return (rank.used_peak_mb, rank.actual_peak_mb) if rank else (None, None)
+
+
+def _advise(args: argparse.Namespace, report: Report | None, found: Explanation) -> None:
+    if report is None or report.job is None:
+        if args.try_levers:
+            raise UsageError("--try needs a record of mindspeed-dryrun: a file alone does not tell the job.")
+        return
+    details = html.read_job_file(args.path).get("details") or {}
+    levers = advice.levers(report, details, found)
+    tried: dict[str, Report | str] | None = None
+    if args.try_levers:
+        tried = {}
+        job = advice.rebuild_job(report.job, details)
+        for number, lever in enumerate(levers):
+            print(f"trying {lever.name}", file=sys.stderr)
+            if job is not None:
+                tried[lever.name] = _try(args.path, report, advice.try_lever(job, lever), number)
+    text = advice_view.render(levers, found.peak_bytes // 2**20, tried)
+    if text:
+        print("\n" + text, end="")
+
+
+def _try(record: Path, report: Report, job: Job, number: int) -> Report | str:
+    from mindspeed_dryrun.launch.run import LaunchOptions, dry_run_job
+
+    trainer = report.job.trainer if report.job else "auto"
+    options = LaunchOptions(budget_mb=report.budget_mb, trainer=trainer, level=report.engine.level or 1)
+    try:
+        return dry_run_job(job, record / "tries" / f"{number:02d}", options)
+    except DryRunError as error:
+        return str(error)

@@ -1,0 +1,38 @@
+"""Advice as text of 80 columns: computed figures, and measured ones where they were tried."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from mindspeed_dryrun.record.model import Report
+from mindspeed_dryrun.report import view
+from mindspeed_dryrun.report.advice import Lever
+from mindspeed_dryrun.report.table import columns
+
+
+def render(levers: Sequence[Lever], now_mb: int, tried: Mapping[str, Report | str] | None = None) -> str:
+    """One line per lever, then the commands. `tried` holds the report of a lever's dry run, or why there is none."""
+    if not levers:
+        return ""
+    head = ["what to change", "computed", "saves"]
+    if tried is not None:
+        head += ["measured", "worst rank"]
+    body = []
+    for lever in levers:
+        cells = [view.shorten(lever.name, 40), view.mb(lever.used_peak_mb), view.mb(lever.saves_mb)]
+        if tried is not None:
+            result = tried.get(lever.name)
+            measured = result if isinstance(result, Report) else None
+            good = measured is not None and view.verdict(measured).word in ("FITS", "DOES NOT FIT")
+            cells += [view.mb(measured.used_peak_mb) if measured and good else "–"]
+            cells += [str(measured.worst_rank) if measured and good else "failed"]
+        body.append(cells)
+    lines = [f"What to change (used peak of this rank now: {now_mb}M)", *columns(head, body, left=(0,)), ""]
+    for lever in levers:
+        lines += [f"{lever.name}: {lever.why}", f"  {view.clean(lever.command)}"]
+        result = (tried or {}).get(lever.name)
+        if isinstance(result, str):
+            lines.append(f"  could not be tried: {view.clean(result)}")
+        elif result is not None and view.verdict(result).word == "FAILED":
+            lines += [f"  {problem}" for problem in view.errors(view.rows(result), most=1)]
+    return "\n".join(lines) + "\n"
