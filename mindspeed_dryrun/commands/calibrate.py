@@ -1,0 +1,82 @@
+"""Fits the time model to your own training logs.
+
+    mindspeed-dryrun calibrate worker_0.log --hardware examples/hardware/ascend910b.yaml --out mine.yaml
+    mindspeed-dryrun calibrate rows.yaml --hardware examples/hardware/ascend910b.yaml --out mine.yaml
+
+A SOURCE is a log of a real training run (rank 0's, which prints the trainer's arguments; with --script any rank's), or a
+YAML file with `script` and `rows`, each row with `set`/`args` and one of `log`, `iteration_ms`, `tflops_per_card`. Two
+efficiencies are fitted, of computing and of communicating. Name the file that --out writes as `hardware` of a search.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from mindspeed_dryrun.errors import UsageError
+from mindspeed_dryrun.strategy.calibration import Row
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Sources and the hardware file to start from."""
+    parser.add_argument("sources", metavar="SOURCE", nargs="+", type=Path, help="training logs, or a YAML file of rows")
+    parser.add_argument("--hardware", metavar="FILE", type=Path, required=True, help="the hardware file to start from")
+    parser.add_argument("--out", metavar="FILE", type=Path, help="where to write the calibrated hardware file")
+    parser.add_argument("--script", metavar="SCRIPT", type=Path, help="the script that the logs come from")
+    parser.add_argument("--set", metavar="NAME=VALUE", action="append", default=[], help="script variable, as for launch")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Reads, fits, prints, writes."""
+    import yaml
+
+    from mindspeed_dryrun.strategy import page
+    from mindspeed_dryrun.strategy.calibration import fit
+    from mindspeed_dryrun.strategy.hardware import read_hardware, to_yaml
+    from mindspeed_dryrun.strategy.text import table
+
+    hardware = read_hardware(args.hardware)
+    if hardware.calibrated:
+        raise UsageError(f"{args.hardware} is calibrated already: start from the file that it was made from.")
+    rows = [row for source in args.sources for row in _rows(source, args)]
+    done = fit(rows, hardware)
+    held_out = dict(done.held_out)
+    lines = [
+        [
+            name,
+            row.strategy.name,
+            f"{row.seconds:.2f}",
+            f"{row.seconds * (1 + error):.2f}",
+            f"{100 * error:+.1f}%",
+            f"{100 * held_out[name]:+.1f}%" if name in held_out else "-",
+        ]
+        for row, (name, error) in zip(rows, done.residuals, strict=True)
+    ]
+    print(table(["row", "strategy", "measured s", "fitted s", "error", "error if left out"], lines, left=2))
+    print(
+        f"Computing {done.compute:.2f} and communicating {done.communication:.2f} times as fast as {args.hardware} says; "
+        f"predictions are good to ±{100 * (done.hardware.error or 0):.0f}%."
+    )
+    if args.out:
+        text = f"# {hardware.name}, calibrated by mindspeed-dryrun from: {', '.join(row.name for row in rows)}\n"
+        page.write(args.out, text + yaml.safe_dump(to_yaml(done.hardware), sort_keys=False, allow_unicode=True))
+        print(f"written: {args.out}")
+    return 0
+
+
+def _rows(source: Path, args: argparse.Namespace) -> Sequence[Row]:
+    from mindspeed_dryrun.strategy.calibration import row_of_log
+    from mindspeed_dryrun.strategy.calibration_file import read_rows
+
+    if source.suffix in (".yaml", ".yml"):
+        return read_rows(source)
+    if args.script is None:
+        return [row_of_log(source)]
+    from mindspeed_dryrun.strategy.sweep import Variant, job_of
+
+    pairs = [item.partition("=") for item in args.set]
+    if not all(equals for _, equals, _ in pairs):
+        raise UsageError("--set takes NAME=VALUE.")
+    job = job_of(args.script, Variant("", {name: value for name, _, value in pairs}))
+    return [row_of_log(source, job.args, job.world_size)]

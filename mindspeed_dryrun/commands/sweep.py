@@ -1,0 +1,76 @@
+"""Runs variants of one script into one table.
+
+    mindspeed-dryrun sweep examples/sweeps/qwen25_7b_lab.yaml
+
+FILE names a script and its variants: a list, or the product of choices. A variant may change script variables (`set`),
+trainer arguments (`args`) and environment variables (`env`). Results: a table, `sweep.json` and `sweep.html` in --out,
+and one record a variant below it; the same --out continues where it stopped.
+Exit status: 0 all fit, 3 at least one does not fit, 1 one failed, timed out or was not reached, 2 wrong use.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+
+from mindspeed_dryrun.launch.job import Job
+from mindspeed_dryrun.record.model import Report
+from mindspeed_dryrun.units import parse_size_mb
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What sweep and launch have in common, and the file."""
+    parser.add_argument("file", metavar="FILE.yaml", type=Path, help="script and variants")
+    parser.add_argument("--out", metavar="DIR", type=Path, help="folder of the record of records (default: sweep-FILE)")
+    parser.add_argument("--json", action="store_true", help="print the results as JSON")
+    add_run_arguments(parser)
+
+
+def add_run_arguments(parser: argparse.ArgumentParser) -> None:
+    """How dry runs are run; the same for sweep and search."""
+    from mindspeed_dryrun.launch.plan import DEFAULT_TIMEOUT_S
+
+    parser.add_argument("--budget", metavar="SIZE", help="memory of a card, such as 58G (default: the file's)")
+    parser.add_argument("--trainer", choices=("auto", "script", "embedded"), default="auto", help="whose program runs")
+    parser.add_argument("--jobs", type=int, metavar="N", help="ranks at the same time")
+    parser.add_argument("--executor", choices=("local", "ray"), default="local", help="where ranks run")
+    parser.add_argument("--timeout", type=float, metavar="S", default=DEFAULT_TIMEOUT_S, help="seconds a rank may take")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Reads, runs, prints."""
+    from mindspeed_dryrun.launch.run import LaunchOptions, dry_run_job
+    from mindspeed_dryrun.strategy.sweep import Row, Sweep, exit_status, read_sweep, to_json, to_text
+    from mindspeed_dryrun.strategy.text import duration, say
+
+    plan = read_sweep(args.file)
+    folder = args.out or Path(f"sweep-{args.file.stem}")
+    options = LaunchOptions(
+        budget_mb=parse_size_mb(args.budget) if args.budget else plan.budget_mb,
+        trainer=args.trainer,
+        jobs=args.jobs,
+        executor=args.executor,
+        timeout_s=args.timeout,
+    )
+    started = time.monotonic()
+
+    def on_row(index: int, row: Row) -> None:
+        left = f", about {duration((time.monotonic() - started) / index * (len(plan.variants) - index))} left" if index else ""
+        say(f"[{index + 1}/{len(plan.variants)}] {row.variant.name}{left}")
+
+    def dry_run(job: Job, out: Path) -> Report:
+        return dry_run_job(job, out, options)
+
+    sweep = Sweep(plan, folder, dry_run, on_row)
+    rows = sweep.run()
+    if args.json:
+        print(json.dumps(to_json(rows), indent=2, ensure_ascii=False))
+    else:
+        print(to_text(plan, rows))
+        print(f"record: {folder} (sweep.html, sweep.json)")
+    if sweep.interrupted:
+        say("Interrupted: these are the results so far. The same --out continues.")
+        return 130
+    return exit_status(rows)

@@ -1,0 +1,179 @@
+"""Fits the hardware's efficiencies to a user's own training logs.
+
+Two numbers are fitted: how much faster (or slower) than the hardware file its cards compute, and how much faster they
+communicate. Each has a prior around 1, so that one log moves both a little and several tell them apart.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mindspeed_dryrun.errors import UsageError
+from mindspeed_dryrun.strategy.hardware import Hardware
+from mindspeed_dryrun.strategy.shape import ModelShape, read_shape
+from mindspeed_dryrun.strategy.strategy import Strategy, read_strategy
+from mindspeed_dryrun.strategy.time_model import iteration_seconds
+
+# Prior spread of the two factors (logarithmic) and spread of a measured iteration.
+_FACTOR_SPREAD, _TIME_SPREAD = 0.35, 0.03
+# A fit is never claimed to be better than this.
+_LEAST_ERROR = 0.05
+
+_ELAPSED = re.compile(r"elapsed time per iteration \(ms\):\s*([0-9.]+)")
+_THROUGHPUT = re.compile(r"throughput per GPU \(TFLOP/s/GPU\):\s*([0-9.]+)")
+# Megatron prints its arguments as `  name .......... value`.
+_ARGUMENT = re.compile(r"^\s*(?:\[[^\]]*\]:?\s*)?([a-z][a-z0-9_]*) \.{3,} (.*?)\s*$")
+
+
+@dataclass(frozen=True)
+class Row:
+    """A measured iteration of a known job."""
+
+    name: str
+    shape: ModelShape
+    strategy: Strategy
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Fit:
+    """The calibrated hardware with the error of every row, and what leaving a row out says of the rest."""
+
+    hardware: Hardware
+    compute: float
+    communication: float
+    residuals: tuple[tuple[str, float], ...]  # relative: predicted over measured, minus 1
+    held_out: tuple[tuple[str, float], ...]
+
+
+@dataclass(frozen=True)
+class TrainingLog:
+    """What a training log says: arguments (rank 0 prints them), iteration times, throughput."""
+
+    args: tuple[str, ...]
+    world: int | None
+    iteration_s: tuple[float, ...]
+    tflops: tuple[float, ...]
+
+    @property
+    def seconds(self) -> float | None:
+        """The median iteration; the first one (compilation, allocation) is left out when there are more."""
+        times = self.iteration_s[1:] or self.iteration_s
+        return statistics.median(times) if times else None
+
+
+def read_log(path: Path) -> TrainingLog:
+    """Any worker log of Megatron or MindSpeed-LLM."""
+    args: list[str] = []
+    world: int | None = None
+    times: list[float] = []
+    tflops: list[float] = []
+    try:
+        with path.open(encoding="utf-8", errors="replace") as stream:
+            for line in stream:
+                match = _ARGUMENT.match(line)
+                if match:
+                    name, value = match[1], match[2]
+                    if name == "world_size" and value.isdigit():
+                        world = int(value)
+                    args += _as_flag(name, value)
+                if found := _ELAPSED.search(line):
+                    times.append(float(found[1]) / 1000)
+                if found := _THROUGHPUT.search(line):
+                    tflops.append(float(found[1]))
+    except OSError as error:
+        raise UsageError(f"Cannot read {path}: {error.strerror}.") from error
+    if not times:
+        raise UsageError(f"{path} has no line 'elapsed time per iteration (ms)': give the log of a real training run.")
+    return TrainingLog(tuple(args), world, tuple(times), tuple(tflops))
+
+
+def _as_flag(name: str, value: str) -> list[str]:
+    """An argument as Megatron dumps it, back as a flag."""
+    if value in ("None", "False", "[]", "{}"):
+        return []
+    if name == "noop_layers":
+        value = re.sub(r"[{}\[\] ]", "", value)
+    flag = f"--{name.replace('_', '-')}"
+    return [flag] if value == "True" else [flag, value]
+
+
+def row_of_log(path: Path, args: Sequence[str] = (), world: int | None = None) -> Row:
+    """A row from a log; `args` are the script's where the log (of another rank than 0) does not print them."""
+    log = read_log(path)
+    used = tuple(args) or log.args
+    size = world or log.world
+    if not used or not size:
+        raise UsageError(
+            f"{path} does not print the trainer's arguments (only rank 0 does): give worker_0.log as well, or name the "
+            "script with --script."
+        )
+    shape = read_shape(used)
+    seconds = log.seconds
+    assert seconds is not None
+    return Row(path.name, shape, read_strategy(used, size, shape), seconds)
+
+
+def fit(rows: Sequence[Row], hardware: Hardware) -> Fit:
+    """The most likely factors, their error on each row, and the error of each row when it is left out."""
+    if not rows:
+        raise UsageError("There is nothing to calibrate with: give at least one training log.")
+    compute, communication = _factors(rows, hardware)
+    scaled = hardware.scaled(compute, communication)
+    residuals = _errors(rows, scaled)
+    held_out: list[tuple[str, float]] = []
+    for index, row in enumerate(rows):
+        rest = [*rows[:index], *rows[index + 1 :]]
+        if rest:
+            held_out += _errors([row], hardware.scaled(*_factors(rest, hardware)))
+    worst = max(abs(error) for _, error in [*residuals, *held_out])
+    if len(rows) == 1:
+        worst = max(worst, 2 * _FACTOR_SPREAD / 3)
+    done = dataclasses.replace(
+        scaled, calibrated=tuple(row.name for row in rows), error=round(max(worst, _LEAST_ERROR), 4)
+    )
+    return Fit(done, compute, communication, tuple(residuals), tuple(held_out))
+
+
+def _errors(rows: Iterable[Row], hardware: Hardware) -> list[tuple[str, float]]:
+    return [(row.name, iteration_seconds(row.shape, row.strategy, hardware) / row.seconds - 1) for row in rows]
+
+
+def _factors(rows: Sequence[Row], hardware: Hardware) -> tuple[float, float]:
+    """Gauss-Newton on the logarithms of both factors, with their priors as two more observations."""
+    logs = [0.0, 0.0]
+
+    def predicted(row: Row, at: Sequence[float]) -> float:
+        return math.log(iteration_seconds(row.shape, row.strategy, hardware.scaled(math.exp(at[0]), math.exp(at[1]))))
+
+    prior = 1 / _FACTOR_SPREAD**2
+    weight = 1 / _TIME_SPREAD**2
+    for _ in range(20):
+        normal = [[prior, 0.0], [0.0, prior]]
+        right = [-prior * logs[0], -prior * logs[1]]
+        for row in rows:
+            here = predicted(row, logs)
+            slope = [
+                (predicted(row, [logs[0] + 1e-4, logs[1]]) - here) / 1e-4,
+                (predicted(row, [logs[0], logs[1] + 1e-4]) - here) / 1e-4,
+            ]
+            missing = math.log(row.seconds) - here
+            for i in range(2):
+                right[i] += weight * slope[i] * missing
+                for j in range(2):
+                    normal[i][j] += weight * slope[i] * slope[j]
+        determinant = normal[0][0] * normal[1][1] - normal[0][1] * normal[1][0]
+        step = [
+            (right[0] * normal[1][1] - right[1] * normal[0][1]) / determinant,
+            (right[1] * normal[0][0] - right[0] * normal[1][0]) / determinant,
+        ]
+        logs = [logs[0] + step[0], logs[1] + step[1]]
+        if max(map(abs, step)) < 1e-9:
+            break
+    return math.exp(logs[0]), math.exp(logs[1])

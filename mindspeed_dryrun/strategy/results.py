@@ -1,0 +1,276 @@
+"""What a search leaves behind: table, strategy.json, a script with the strategy set, conversion arguments, a page."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from mindspeed_dryrun.strategy import page
+from mindspeed_dryrun.strategy.hardware import Hardware
+from mindspeed_dryrun.strategy.search import Candidate, SearchResult
+from mindspeed_dryrun.strategy.shape import ModelShape
+from mindspeed_dryrun.strategy.strategy import SWITCHES, VALUED_FLAGS, Strategy
+from mindspeed_dryrun.strategy.text import duration, table
+from mindspeed_dryrun.strategy.time_model import Estimate, estimate
+from mindspeed_dryrun.units import format_mb
+
+# History of strategy.json:
+# 1: first version; `galvatron` has the field names of Galvatron's own result.
+SCHEMA_VERSION = 1
+# A chart with every candidate of a large space would only be slow.
+_MOST_POINTS = 400
+
+
+def header_and_rows(
+    result: SearchResult, shape: ModelShape, hardware: Hardware
+) -> tuple[list[str], list[list[str]]]:
+    """The winners with figures."""
+    header = ["rank", "strategy", "peak", "margin", "s/iteration", "tokens/s/card", "TFLOP/s/card", "bubble", "communication"]
+    rows = []
+    for index, winner in enumerate(result.winners, 1):
+        guess = estimate(shape, winner.strategy, hardware)
+        assert winner.measurement is not None
+        peak = winner.measurement.actual_mb
+        rows.append(
+            [
+                str(index),
+                winner.strategy.name,
+                f"{peak}M",
+                f"{100 * (1 - peak / result.budget_mb):.1f}%",
+                f"{guess.iteration_s:.2f} ({guess.low_s:.1f}-{guess.high_s:.1f})",
+                f"{guess.tokens_per_s / winner.strategy.world:.0f}",
+                f"{guess.tflops_per_card:.0f}",
+                f"{100 * guess.bubble_share:.1f}%",
+                f"{100 * guess.communication_share:.1f}%",
+            ]
+        )
+    return header, rows
+
+
+def to_text(result: SearchResult, shape: ModelShape, hardware: Hardware) -> str:
+    """What the command prints."""
+    header, rows = header_and_rows(result, shape, hardware)
+    lines = [table(header, rows, left=2)] if rows else []
+    lines += summary_lines(result, hardware)
+    if not rows:
+        lines.append(nothing_fits(result))
+    return "\n".join(lines)
+
+
+def summary_lines(result: SearchResult, hardware: Hardware) -> list[str]:
+    """Counts, cost, and how far the figures can be trusted."""
+    lines = [
+        f"{result.considered} strategies considered, {result.struck_out} struck out by the lower bound, "
+        f"{result.predicted} predicted, {result.passed_over} passed over by prediction, {result.probes} small and "
+        f"{result.dry_runs} full dry runs ({result.ranks_run} ranks) in {duration(result.seconds)}.",
+        f"Memory is counted by dry run; the fit behind the choice is off by {100 * result.residual_median:.2f}% "
+        f"(median) and {100 * result.residual_worst:.2f}% (worst).",
+    ]
+    if hardware.error is not None:
+        lines.append(f"Times are predicted for {hardware.name}, calibrated, ±{100 * hardware.error:.0f}%.")
+    else:
+        lines.append(f"Times are predicted for {hardware.name}, not calibrated: the order is meant, not the seconds.")
+    for candidate in result.failed:
+        error = candidate.measurement.error if candidate.measurement else None
+        lines.append(f"{candidate.strategy.name} could not be dry-run: {error}")
+    if result.interrupted:
+        lines.append("Interrupted: these are the results so far. The same --out continues.")
+    return lines
+
+
+def nothing_fits(result: SearchResult) -> str:
+    """An impossible budget: the closest strategy and what it misses."""
+    if result.interrupted:
+        return "No strategy was verified before the interruption."
+    if result.least_bound is not None:
+        name, bound = result.least_bound
+        return (
+            f"No strategy fits {format_mb(result.budget_mb)}: the closest, {name}, holds at least {format_mb(bound)} of "
+            f"weights, gradients, optimizer states and activations, {bound - result.budget_mb:.0f}M too much. "
+            "Use more cards, a larger budget, or allow more recomputation or the distributed optimizer."
+        )
+    closest = result.closest
+    if closest is None or closest.measurement is None or not closest.measurement.stages:
+        error = closest.measurement.error if closest and closest.measurement else "nothing could be dry-run"
+        return f"No strategy could be verified: {error}"
+    peak = closest.measurement.actual_mb
+    return (
+        f"No strategy fits {format_mb(result.budget_mb)}: the closest, {closest.strategy.name}, needs {format_mb(peak)}, "
+        f"{peak - result.budget_mb}M too much. Use more cards, a larger budget, or widen the space (recompute, vpp, "
+        "distributed_optimizer, cp)."
+    )
+
+
+def strategy_json(winner: Candidate, shape: ModelShape, guess: Estimate, budget_mb: int) -> dict[str, Any]:
+    """One winner: ours, Galvatron's fields, the arguments and the conversion's."""
+    strategy = winner.strategy
+    measurement = winner.measurement
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "name": strategy.name,
+        "strategy": {
+            "world_size": strategy.world,
+            "tp": strategy.tp,
+            "pp": strategy.pp,
+            "dp": strategy.dp,
+            "cp": strategy.cp,
+            "cp_algorithm": strategy.cp_algorithm if strategy.cp > 1 else None,
+            "vpp": strategy.chunks if strategy.chunks > 1 else None,
+            "layers_per_stage": [list(stage) for stage in strategy.stages],
+            "noop_layers": list(strategy.noop_layers),
+            "micro_batch": strategy.micro_batch,
+            "recompute": str(strategy.recompute),
+            "sequence_parallel": strategy.sequence_parallel and strategy.tp > 1,
+            "distributed_optimizer": strategy.distributed_optimizer,
+        },
+        "galvatron": galvatron_fields(strategy, shape),
+        "memory": {
+            "budget_mb": budget_mb,
+            "used_peak_mb": measurement.used_mb if measurement and measurement.stages else None,
+            "actual_peak_mb": measurement.actual_mb if measurement and measurement.stages else None,
+            "stages": [dataclasses.asdict(stage) for stage in measurement.stages] if measurement else [],
+        },
+        "predicted": {name: round(value, 4) for name, value in dataclasses.asdict(guess).items()},
+        "trainer_args": list(strategy.arguments()),
+        "conversion_args": list(strategy.conversion_arguments()),
+    }
+
+
+def galvatron_fields(strategy: Strategy, shape: ModelShape) -> dict[str, Any]:
+    """The fields of Galvatron's `fine_grained_config.json`: one entry a layer, joined by commas."""
+    recomputed = []
+    for chunk in range(strategy.chunks):
+        for stage in strategy.stages:
+            again = strategy.recompute.of_chunk(stage[chunk])
+            recomputed += [1] * again + [0] * (stage[chunk] - again)
+    layers = strategy.layers
+    return {
+        "pp_size": strategy.pp,
+        "tp_size_list": ",".join([str(strategy.tp)] * layers),
+        "dp_size_list": ",".join([str(strategy.dp)] * layers),
+        "recompute_list": ",".join(map(str, recomputed)),
+        "gradient_accumulation_steps": strategy.microbatches(shape.global_batch),
+        "global_batch_size": shape.global_batch,
+        "per_device_train_batch_size": strategy.micro_batch,
+    }
+
+
+_BLOCK = """
+# --- added by mindspeed-dryrun search: the script below is unchanged, its msrun call gets this strategy ---
+# {name}
+# Convert the weights to the same layout:
+#   {conversion}
+msrun() {{
+    local flags=" {valued} " switches=" {switches} " kept=() skip="" seen="" word
+    for word in "$@"; do
+        if [ -n "$skip" ]; then skip=""; continue; fi
+        case "$word" in
+        --worker_num|--local_worker_num) skip=1; continue;;
+        --worker_num=*|--local_worker_num=*) continue;;
+        *.py) if [ -z "$seen" ]; then seen=1; kept+=({workers}); fi;;
+        esac
+        if [[ "$word" == --* && "$flags" == *" ${{word%%=*}} "* ]]; then
+            [[ "$word" == *=* ]] || skip=1
+            continue
+        fi
+        if [[ "$switches" == *" $word "* && "$word" == --* ]]; then continue; fi
+        kept+=("$word")
+    done
+    command msrun "${{kept[@]}}" {arguments}
+}}
+# --- end of what was added ---
+"""
+
+
+def script_with(text: str, strategy: Strategy, cards_per_node: int) -> str:
+    """The user's script with the strategy set: a shell function in front of msrun exchanges the flags it decides.
+
+    Nothing of the script is rewritten, so whatever builds its command line stays as it is.
+    """
+    block = _BLOCK.format(
+        name=strategy.name,
+        conversion=" ".join(strategy.conversion_arguments()),
+        valued=" ".join(VALUED_FLAGS),
+        switches=" ".join(SWITCHES),
+        workers=f"--worker_num {strategy.world} --local_worker_num {min(cards_per_node, strategy.world)}",
+        arguments=shlex.join(strategy.arguments()),
+    )
+    first, newline, rest = text.partition("\n")
+    if first.startswith("#!"):
+        return first + newline + block + rest
+    return block + text
+
+
+def write_results(
+    folder: Path, result: SearchResult, shape: ModelShape, hardware: Hardware, script: Path, sets: Sequence[str] = ()
+) -> list[Path]:
+    """Everything a user takes along; returns what was written."""
+    written = [folder / "search.html"]
+    page.write(written[0], to_html(result, shape, hardware, script.name))
+    if not result.winners:
+        return written
+    best = result.winners[0]
+    import json
+
+    guess = estimate(shape, best.strategy, hardware)
+    data = strategy_json(best, shape, guess, result.budget_mb)
+    data["others"] = [
+        strategy_json(other, shape, estimate(shape, other.strategy, hardware), result.budget_mb)
+        for other in result.winners[1:]
+    ]
+    page.write(folder / "strategy.json", json.dumps(data, indent=2, ensure_ascii=False) + "\n")
+    text = script.read_text(encoding="utf-8", errors="surrogateescape")
+    target = folder / script.name
+    page.write(target, script_with(text, best.strategy, hardware.cards_per_node))
+    target.chmod(0o755)
+    page.write(folder / "convert_args.txt", " ".join(best.strategy.conversion_arguments()) + "\n")
+    return [*written, folder / "strategy.json", target, folder / "convert_args.txt"]
+
+
+def points(result: SearchResult, shape: ModelShape, hardware: Hardware) -> list[page.Point]:
+    """Every candidate whose memory is known or predicted, the fastest first, up to a few hundred."""
+    winners = {id(winner) for winner in result.winners}
+    known = [item for item in result.candidates if item.measurement or item.prediction]
+    shown = [item for item in known if item.measurement] + [item for item in known if not item.measurement]
+    found = []
+    for item in shown[:_MOST_POINTS]:
+        rate = shape.global_batch * shape.seq / item.seconds / item.strategy.world
+        if item.measurement and item.measurement.stages:
+            memory: float = item.measurement.actual_mb
+            kind = "winner" if id(item) in winners else "verified" if memory <= result.budget_mb else "over"
+        elif item.prediction:
+            memory, kind = item.prediction.actual_mb, "predicted"
+        else:
+            continue
+        found.append(page.Point(item.strategy.name, memory, rate, kind))
+    return found
+
+
+def to_html(result: SearchResult, shape: ModelShape, hardware: Hardware, script: str) -> str:
+    """The page: winners, chart, what to run."""
+    header, rows = header_and_rows(result, shape, hardware)
+    sections = []
+    if rows:
+        sections.append(("Winners, each verified by dry run", page.html_table(header, rows)))
+    else:
+        sections.append(("Nothing fits", page.preformatted(nothing_fits(result))))
+    shown = points(result, shape, hardware)
+    if shown:
+        legend = (
+            '<p class="soft">Green: winners. Blue: dry-run, fits. Red: dry-run, does not fit. Pale: predicted only. '
+            "The line joins what nothing beats in both.</p>"
+        )
+        sections.append(
+            ("Throughput over memory", page.pareto_chart(shown, result.budget_mb, "tokens/s/card") + legend)
+        )
+    if result.winners:
+        best = result.winners[0].strategy
+        sections.append(("Trainer arguments of the best", page.preformatted(shlex.join(best.arguments()))))
+        sections.append(
+            ("Weight conversion must agree", page.preformatted(" ".join(best.conversion_arguments())))
+        )
+    sections.append(("What it took", page.preformatted("\n".join(summary_lines(result, hardware)))))
+    return page.page(f"Search for {script}", sections, f"Budget {format_mb(result.budget_mb)} a card.")
