@@ -88,8 +88,7 @@ def run_plan(plan: Plan, out: Path, options: LaunchOptions, view: View | None = 
     done = record.ranks_done()
     missing = [task for task in plan.tasks if task.rank not in done]
     if missing:
-        with record.claimed(task.rank for task in missing):
-            get_executor(options.executor, options.jobs).run(missing, record.path, view or _no_view)
+        get_executor(options.executor, options.jobs).run(missing, record.path, view or _no_view)
     report = build_report(record.path)
     record.write_json("report.json", report.to_json())
     check_results(plan, {rank.rank: rank.used_peak_mb for rank in report.ranks})
