@@ -1,0 +1,67 @@
+"""Where ranks run. An executor is a small protocol; nothing else in the code knows on which machine a rank is.
+
+`rank` runs one rank and decides what became of it, `guard` is the process that holds its tree together, `local` runs
+ranks on this machine, `ray` on a Ray cluster.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from mindspeed_dryrun.errors import DryRunError, UsageError
+from mindspeed_dryrun.record.model import RankReport
+
+if TYPE_CHECKING:
+    from mindspeed_dryrun.launch.plan import RankTask
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something a view may show. Events of one run arrive one after the other, in the thread that called `run`."""
+
+    rank: int
+    kind: str  # "started", "progress" or "finished"
+    phase: str | None = None  # "importing", "building", "iteration" or "finished"
+    done: int | None = None  # iterations
+    total: int | None = None
+    memory_mb: int | None = None  # device memory so far
+    host_rss_mb: int | None = None
+    result: RankReport | None = None  # with "finished"
+
+
+class Executor(Protocol):
+    """Runs every task and leaves `ranks/NNNNN/` of each in the record. A rank that fails does not stop the others.
+
+    Raises `Interrupted` after Ctrl-C or SIGTERM, when every process is gone: ranks that had finished are in the record.
+    """
+
+    def run(self, tasks: Sequence[RankTask], record: Path, on_event: Callable[[Event], None]) -> None: ...
+
+
+class Interrupted(DryRunError):
+    """The user or the system ended the run. The record is whole; the same launch continues it."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(
+            f"interrupted ({signal.Signals(number).name}); the same launch continues with what is missing."
+        )
+        self.exit_status = 128 + number
+
+
+def get_executor(name: str, jobs: int | None = None) -> Executor:
+    """`local` or `ray`. `jobs` bounds how many ranks run at once; by default the machine, or the cluster, does."""
+    if jobs is not None and jobs < 1:
+        raise UsageError(f"--jobs {jobs}: at least one rank must run at a time.")
+    if name == "local":
+        from mindspeed_dryrun.launch.executors.local import LocalExecutor
+
+        return LocalExecutor(jobs)
+    if name == "ray":
+        from mindspeed_dryrun.launch.executors.ray import RayExecutor
+
+        return RayExecutor(jobs)
+    raise UsageError(f"There is no executor '{name}'; choose local or ray.")

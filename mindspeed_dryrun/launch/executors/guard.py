@@ -1,0 +1,151 @@
+"""The process that holds one rank's tree together. Run as a program: `python -I -S guard.py TIMEOUT COMMAND…`
+
+Standard library only. It starts the command in a session of its own, with its own stderr as the command's stdout and
+stderr, and is the reaper of whatever the command leaves behind: a process that forks twice or changes its session is
+still a descendant of this one. It ends the whole tree when the command ends, when the time is up, on SIGTERM, SIGINT
+or SIGHUP, and when its stdin closes, which the kernel does for a launcher that dies, however it dies.
+
+On stdout, JSON lines: `{"rss_mb": 512}` now and then, and one last `{"ended": "exit|timeout|stopped", …}`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import resource
+import select
+import signal
+import sys
+import time
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_TICK_S = 0.05
+_SAMPLE_S = 1.0
+_KILL_S = 10.0  # a process in uninterruptible sleep cannot be waited for any longer
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+def main() -> None:
+    timeout_s, command = float(sys.argv[1]), sys.argv[2:]
+    prctl = ctypes.CDLL(None).prctl
+    prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    wake_read, wake_write = os.pipe()
+    os.set_blocking(wake_write, False)
+    signal.set_wakeup_fd(wake_write)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda *_: None)
+    begun = time.monotonic()
+    child = _start(command, prctl)
+    ended, status, peak_mb, sampled = "exit", None, 0, 0.0
+    while True:
+        readable, _, _ = select.select([0, wake_read], [], [], _TICK_S)
+        status = _reap(child) if status is None else status
+        now = time.monotonic()
+        if status is not None:
+            break
+        if readable:
+            ended = "stopped"
+            break
+        if now - begun > timeout_s:
+            ended = "timeout"
+            break
+        if now - sampled > _SAMPLE_S:
+            sampled = now
+            peak_mb = max(peak_mb, sum(descendants().values()))
+            _say(rss_mb=peak_mb)
+    seconds = time.monotonic() - begun
+    left = _end_tree()
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    _say(
+        ended=ended,
+        exit_status=os.WEXITSTATUS(status) if status is not None and os.WIFEXITED(status) else None,
+        signal=os.WTERMSIG(status) if status is not None and os.WIFSIGNALED(status) else None,
+        seconds=round(seconds, 3),
+        cpu_seconds=round(usage.ru_utime + usage.ru_stime, 3),
+        rss_mb=max(peak_mb, usage.ru_maxrss // 1024),
+        left=left,
+    )
+
+
+def _start(command: list[str], prctl: ctypes._NamedFuncPointer) -> int:
+    guard = os.getpid()
+    child = os.fork()
+    if child:
+        return child
+    try:
+        os.setsid()
+        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # should this guard itself be killed
+        if os.getppid() != guard:
+            os._exit(1)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.dup2(2, 1)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGPIPE, signal.SIGXFSZ):
+            signal.signal(number, signal.SIG_DFL)
+        os.closerange(3, 256)
+        os.execvp(command[0], command)
+    except OSError as error:
+        os.write(2, f"mindspeed-dryrun: error: cannot run {command[0]}: {error.strerror}\n".encode())
+    finally:
+        os._exit(127)
+
+
+def _reap(child: int) -> int | None:
+    """Takes what has ended; the status of the command itself, once it has."""
+    result = None
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                break
+            if pid == child:
+                result = status
+    return result
+
+
+def _end_tree() -> list[int]:
+    """Kills until there is nobody left to wait for. Returns what could not be killed."""
+    deadline = time.monotonic() + _KILL_S
+    while True:
+        for pid in descendants():
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            return []
+        if time.monotonic() > deadline:
+            return sorted(descendants())
+        time.sleep(0.01)
+
+
+def descendants() -> dict[int, int]:
+    """Everything below this process, with its resident memory in MB."""
+    parent, memory = {}, {}
+    for name in os.listdir("/proc"):  # noqa: PTH208 (pathlib costs as much to import as the rest of this file)
+        if not name.isdigit():
+            continue
+        try:
+            with open(f"/proc/{name}/stat", "rb") as stream:
+                fields = stream.read().rpartition(b")")[2].split()
+        except OSError:
+            continue
+        parent[int(name)] = int(fields[1])
+        memory[int(name)] = int(fields[21]) * _PAGE >> 20
+    found: dict[int, int] = {}
+    wave = {os.getpid()}
+    while wave := {pid for pid, up in parent.items() if up in wave and pid not in found}:
+        found.update((pid, memory[pid]) for pid in wave)
+    return found
+
+
+def _say(**fields: object) -> None:
+    with contextlib.suppress(OSError):  # nobody listens any more
+        os.write(1, (json.dumps(fields) + "\n").encode())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,269 @@
+"""One rank, wherever it runs: started, watched, ended as a whole tree, judged, recorded."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import selectors
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mindspeed_dryrun.bootstrap import config
+from mindspeed_dryrun.errors import DryRunError
+from mindspeed_dryrun.launch.executors import Event, guard
+from mindspeed_dryrun.record.model import RankReport
+from mindspeed_dryrun.record.store import rank_folder, write_json
+from mindspeed_dryrun.record.worker_log import RankLog, read_worker_log
+
+if TYPE_CHECKING:
+    from mindspeed_dryrun.launch.plan import RankTask
+
+_MARK = "MINDSPEED_DRYRUN_TASK"  # tells a rank's processes from all others should its guard be killed
+_TICK_S = 0.2
+_CRASHES = {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a rank's process ended, as its guard saw it."""
+
+    ended: str  # "exit", "timeout", "stopped" or "lost" (the guard itself was killed)
+    exit_status: int | None = None
+    signal: int | None = None
+    seconds: float | None = None
+    cpu_seconds: float | None = None
+    rss_mb: int | None = None
+
+    @property
+    def crash(self) -> int | None:
+        """The signal that ended it, also where a shell turned it into 128 + signal."""
+        if self.signal is not None:
+            return self.signal
+        return self.exit_status - 128 if self.exit_status is not None and 128 < self.exit_status < 160 else None
+
+
+@dataclass
+class Progress:
+    """What `progress.jsonl` says so far. Reads only what is new; a line that is still being written waits."""
+
+    path: Path
+    phase: str | None = None
+    done: int = 0
+    total: int | None = None
+    memory_mb: int | None = None
+    _offset: int = 0
+
+    def read(self) -> bool:
+        """True when there was something new."""
+        try:
+            with open(self.path, "rb") as stream:
+                stream.seek(self._offset)
+                data = stream.read()
+        except OSError:
+            return False
+        data = data[: data.rfind(b"\n") + 1]
+        self._offset += len(data)
+        for line in data.splitlines():
+            with contextlib.suppress(ValueError):
+                self._take(json.loads(line))
+        return bool(data)
+
+    def _take(self, entry: Any) -> None:
+        if not isinstance(entry, dict):
+            return
+        self.phase = str(entry.get("phase", self.phase))
+        done, total, memory_mb = entry.get("done"), entry.get("total"), entry.get("memory_mb")
+        self.done = max(self.done, done) if isinstance(done, int) else self.done
+        self.total = total if isinstance(total, int) else self.total
+        self.memory_mb = max(self.memory_mb or 0, memory_mb) if isinstance(memory_mb, int) else self.memory_mb
+
+
+def run_rank(
+    task: RankTask,
+    record: Path,
+    on_event: Callable[[Event], None] = lambda event: None,
+    stop: threading.Event | None = None,
+) -> RankReport | None:
+    """Runs one rank in `ranks/NNNNN` of the record and writes its `result.json` last of all.
+
+    None when `stop` ended it: then nothing is left of it but its log, and it counts as not run. `DryRunError` when the
+    record cannot be written.
+    """
+    record = record.absolute()
+    folder = rank_folder(record, task.rank)
+    log_path, progress = folder / "worker.log", Progress(folder / "progress.jsonl")
+    command = [_placed(word, record) for word in task.argv]
+    try:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True, exist_ok=True)
+        with open(log_path, "ab") as log_file:
+            outcome = _watch(task, command, record, log_file.fileno(), progress, on_event, stop)
+    except OSError as error:
+        raise DryRunError(f"Cannot run rank {task.rank} in {folder}: {error.strerror or error}.") from None
+    if outcome.ended == "stopped":
+        return None
+    progress.read()
+    log = read_worker_log(log_path, task.rank)
+    status, error_line, note = judge(task, outcome, log, progress.done, progress.phase)
+    report = RankReport(
+        rank=task.rank,
+        represents=task.represents,
+        stage=task.stage,
+        status=status,
+        error=error_line,
+        used_peak_mb=log.used_peak_mb,
+        actual_peak_mb=log.actual_peak_mb,
+        seconds=outcome.seconds,
+        host_rss_mb=outcome.rss_mb,
+        device_total_mb=log.device_total_mb,
+        usable_mb=log.usable_mb,
+        iterations=progress.done,
+        why=task.why,
+    )
+    write_json(folder / "result.json", _result(report, outcome, log, command, note))
+    on_event(
+        Event(task.rank, "finished", progress.phase, progress.done, progress.total, log.used_peak_mb, result=report)
+    )
+    return report
+
+
+def judge(
+    task: RankTask, outcome: Outcome, log: RankLog, done: int, phase: str | None
+) -> tuple[str, str | None, str | None]:
+    """Status, error line and note of a rank. Exit status first, figures second: the block is printed by failed runs too.
+
+    `ok` needs the planned iterations, the block, and a good exit; a crash counts as one only when it came in the
+    tear-down, after all of that was done and nothing had been raised.
+    """
+    trained = done >= task.iterations
+    if outcome.ended == "timeout":
+        where = f" in phase '{phase}', {done} of {task.iterations} iterations done" if phase else ""
+        return "timeout", f"timed out after {task.timeout_s:g} s{where}", None
+    if outcome.ended == "lost":
+        return "failed", "the process that guards this rank was killed, most likely for want of host memory", None
+    if trained and log.whole and not log.raised and outcome.crash in _CRASHES:
+        name = signal.Signals(outcome.crash).name
+        return (
+            "ok",
+            None,
+            f"crashed with {name} in the tear-down, after the last iteration and the block; its figures are good",
+        )
+    if outcome.crash == signal.SIGKILL:
+        return "failed", log.raised or "killed by the system (SIGKILL), most likely for want of host memory", None
+    if outcome.crash is not None:
+        name = signal.Signals(outcome.crash).name if outcome.crash in set(signal.Signals) else str(outcome.crash)
+        return "failed", log.first_error or f"ended by signal {name}; its log shows no error", None
+    if outcome.exit_status != 0:
+        return "failed", log.first_error or f"exit status {outcome.exit_status}; its log shows no error", None
+    if not trained:
+        missed = f"ended without an error after {done} of {task.iterations} iterations: its memory is not the job's"
+        return "failed", log.first_error or missed, None
+    if not log.whole:
+        cut = "the log ends inside the memory block" if log.truncated else "the engine printed no memory block"
+        return "failed", log.first_error or f"{cut}; is GLOG_v 3 or the disk full?", None
+    return "ok", None, "several memory blocks with different figures; the largest are shown" if log.differs else None
+
+
+def _watch(
+    task: RankTask,
+    command: list[str],
+    record: Path,
+    log: int,
+    progress: Progress,
+    on_event: Callable[[Event], None],
+    stop: threading.Event | None,
+) -> Outcome:
+    """Starts the guard and follows it to its end."""
+    mark = uuid.uuid4().hex
+    environment = {name: _placed(value, record, name == config.VARIABLE) for name, value in task.env.items()}
+    process = subprocess.Popen(
+        [sys.executable, "-I", "-S", guard.__file__, str(task.timeout_s), *command],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=log,
+        cwd=rank_folder(record, task.rank),
+        env={**environment, _MARK: mark},
+        start_new_session=True,
+    )
+    assert process.stdin and process.stdout
+    last: dict[str, Any] = {}
+    rss_mb: int | None = None
+    try:
+        on_event(Event(task.rank, "started", total=task.iterations))
+        with selectors.DefaultSelector() as selector:
+            selector.register(process.stdout, selectors.EVENT_READ)
+            text = b""
+            while True:
+                ready = selector.select(_TICK_S)
+                if stop is not None and stop.is_set() and not process.stdin.closed:
+                    process.stdin.close()
+                if ready:
+                    data = os.read(process.stdout.fileno(), 1 << 16)
+                    if not data:
+                        break
+                    *lines, text = (text + data).split(b"\n")
+                    last = json.loads(lines[-1]) if lines else last
+                    rss_mb = last.get("rss_mb", rss_mb)
+                if progress.read() or ready:
+                    on_event(
+                        Event(
+                            task.rank,
+                            "progress",
+                            progress.phase,
+                            progress.done,
+                            progress.total or task.iterations,
+                            progress.memory_mb,
+                            rss_mb,
+                        )
+                    )
+    finally:
+        process.stdin.close()  # in any case, also an exception's: the guard ends the tree
+        process.stdout.close()
+        process.wait()
+        if process.returncode:
+            _sweep(mark)
+    if "ended" not in last:
+        return Outcome("stopped" if stop is not None and stop.is_set() else "lost", rss_mb=rss_mb)
+    return Outcome(**{name: value for name, value in last.items() if name != "left"})
+
+
+def _placed(text: str, record: Path, in_json: bool = False) -> str:
+    """`{record}` becomes the record's folder."""
+    path = str(record)
+    return text.replace("{record}", json.dumps(path)[1:-1] if in_json else path)
+
+
+def _sweep(mark: str) -> None:
+    """Kills what a guard that was killed itself has left behind."""
+    wanted = f"{_MARK}={mark}".encode()
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError, ValueError):
+            if entry.name.isdigit() and wanted in (entry / "environ").read_bytes().split(b"\0"):
+                os.kill(int(entry.name), signal.SIGKILL)
+
+
+def _result(
+    report: RankReport, outcome: Outcome, log: RankLog, command: list[str], note: str | None
+) -> Mapping[str, Any]:
+    return {
+        **dataclasses.asdict(report),
+        "exit_status": outcome.exit_status,
+        "signal": outcome.signal,
+        "cpu_seconds": outcome.cpu_seconds,
+        "base_address": log.base_address,
+        "log_bytes": log.size_bytes,
+        "note": note,
+        "host": socket.gethostname(),
+        "command": command,
+    }
