@@ -7,6 +7,7 @@ import os
 import runpy
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from mindspeed_dryrun.bootstrap import config, progress
@@ -54,11 +55,20 @@ def prepare() -> None:
     sys.dont_write_bytecode = True
     scratch = settings.get("scratch")
     if scratch:
-        os.makedirs(scratch, exist_ok=True)
+        Path(scratch).mkdir(parents=True, exist_ok=True)
         for variable in ("TORCH_EXTENSIONS_DIR", "HF_HOME", "MPLCONFIGDIR", "TRITON_CACHE_DIR"):
             os.environ[variable] = os.path.join(scratch, variable.lower())
     os.environ.setdefault("MS_DRY_RUN", "1")
     engine.install(patches_for(settings))
+
+
+def prepare_activated() -> None:
+    """A Python process of an activated shell imports MindSpore: from here on it is a dry run, or it stops."""
+    try:
+        check_simulation()
+        prepare()
+    except DryRunError as error:
+        raise SystemExit(f"mindspeed-dryrun: {error}") from None
 
 
 def patches_for(settings: dict[str, Any]) -> list[dict[str, Any]]:
@@ -77,7 +87,7 @@ def run_program(program: str, arguments: Sequence[str]) -> None:
     sys.argv = [program, *arguments]
     try:
         if program.endswith(".py"):
-            sys.path.insert(0, os.path.dirname(os.path.abspath(program)))
+            sys.path[0] = str(Path(program).absolute().parent)  # where `python -m` has the working directory
             runpy.run_path(program, run_name="__main__")
         else:
             runpy.run_module(program, run_name="__main__", alter_sys=True)

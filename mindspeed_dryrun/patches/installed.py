@@ -6,7 +6,7 @@ import ast
 import importlib.metadata
 import re
 import sys
-from functools import lru_cache
+from functools import cache
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
@@ -41,7 +41,7 @@ def _find(name: str) -> ModuleSpec | None:
     return spec
 
 
-@lru_cache(maxsize=None)
+@cache
 def version(package: str) -> str | None:
     """Installed version of a package: its distribution's, else what its own source tree says, else None."""
     top = package.split(".")[0]

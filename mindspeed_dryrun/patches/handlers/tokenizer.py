@@ -33,7 +33,11 @@ class SizedTokenizer:
 
         words = models.WordLevel({"<pad>": 0, "<unk>": 1}, unk_token="<unk>")
         return PreTrainedTokenizerFast(
-            tokenizer_object=Tokenizer(words), pad_token="<pad>", unk_token="<unk>", eos_token="<pad>", bos_token="<unk>"
+            tokenizer_object=Tokenizer(words),
+            pad_token="<pad>",
+            unk_token="<unk>",
+            eos_token="<pad>",
+            bos_token="<unk>",
         )
 
     def __len__(self) -> int:

@@ -49,7 +49,7 @@ def parse_args(original: Callable[..., Any]) -> Callable[..., Any]:
         if getattr(parsed, "padded_vocab_size", None) or getattr(parsed, "vocab_size", None):
             parsed.tokenizer_name_or_path = None  # its place is taken by a tokenizer of that size
         if hasattr(parsed, "data_cache_path"):
-            parsed.data_cache_path = os.path.join(config.current().get("scratch") or os.getcwd(), "data_cache")
+            parsed.data_cache_path = os.path.join(config.current().get("scratch") or "", "data_cache")
         return parsed
 
     return call

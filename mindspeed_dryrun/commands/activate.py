@@ -1,0 +1,56 @@
+"""Prints shell commands that make every later msrun of this shell a dry run:
+
+    eval "$(mindspeed-dryrun activate)"
+    bash my_training_script.sh            # unmodified
+    eval "$(mindspeed-dryrun deactivate)"
+
+Options after `--` are those of `launch`, for every dry run of this shell: activate -- --budget 58G --jobs 2
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import sys
+from pathlib import Path
+
+from mindspeed_dryrun.bootstrap import activation
+from mindspeed_dryrun.cache import cache_root
+from mindspeed_dryrun.cann import choose_engine
+from mindspeed_dryrun.patches import catalogue
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The verb's arguments."""
+    parser.add_argument(
+        "--patches", action="append", default=[], type=Path, metavar="FILE", help="a patch file of your own"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Writes the compiled catalogue to the cache and prints the commands."""
+    from mindspeed_dryrun.commands import launch
+
+    options = [*args.after_dashes, *(word for file in args.patches for word in ("--patches", str(file.absolute())))]
+    wanted = launch.parser().parse_args(["-", *options])
+    base = activation.before_activation(os.environ)
+    engine = choose_engine(wanted.level)
+    settings = activation.settings_of(options, _compiled(args.patches), sys.executable)
+    changes = activation.activated(base, engine.environment(base), settings)
+    print("\n".join(activation.activate_commands(changes, base)))
+    if sys.stdout.isatty():
+        print('mindspeed-dryrun: nothing is activated yet. Run: eval "$(mindspeed-dryrun activate)"', file=sys.stderr)
+    return 0
+
+
+def _compiled(files: list[Path]) -> Path:
+    text = json.dumps(catalogue.compile(extra=files))
+    path = cache_root() / "patches" / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = path.with_suffix(f".{os.getpid()}")
+        unfinished.write_text(text, encoding="utf-8")
+        unfinished.replace(path)
+    return path

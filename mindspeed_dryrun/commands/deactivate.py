@@ -1,0 +1,25 @@
+"""Prints shell commands that undo `activate`: eval "$(mindspeed-dryrun deactivate)"
+
+Every variable is what it was before: its value, or unset.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+
+from mindspeed_dryrun.bootstrap import activation
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """None."""
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prints the commands; nothing where nothing is activated."""
+    if not activation.is_activated(os.environ):
+        print("mindspeed-dryrun: this shell is not activated.", file=sys.stderr)
+        return 0
+    print("\n".join(activation.deactivate_commands(os.environ)))
+    return 0
