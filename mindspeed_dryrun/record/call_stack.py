@@ -106,6 +106,8 @@ def movement(before: CallStack, after: CallStack) -> str:
         depth += 1
     else:
         return ""
+    if depth < after.microbatch_zone[0] and before.microbatch_zone[0] >= 0:
+        return "microbatch"  # another call of forward_step from elsewhere in the schedule
     old, new = before.frames[depth], after.frames[depth]
     if (old.file, old.function) != (new.file, new.function) or new.line >= old.line:
         # Entering the first layer from the code before it also starts a layer.

@@ -33,7 +33,7 @@ MODULES = ("core attention", "activation function", "norm", "rest")
 STATIC = ("weights", "gradients", "optimizer")
 _COMMUNICATION_NODE = re.compile(
     r"^(DistComm|InnerComm|Comm)?(AllReduce|AllGather|ReduceScatter|Broadcast|AllToAll|AlltoAll|Send|Receive|Recv|Isend|Irecv"
-    r"|Gather|Scatter|Reduce|BatchISendIRecv)\w*$"
+    r"|Gather|Scatter|Reduce|BatchISendIRecv)\w*(-op\d+)?$"
 )
 _PHASE_WORDS = {
     "build": "while the model is built",
@@ -202,7 +202,9 @@ def _category(block: Block, peak: Segment, weight_line: int | None) -> str:
         return "weights"
     if block.kind in ("ConstantValue", "GeConst"):
         return "other"
-    communicates = block.stack.communicates or bool(_COMMUNICATION_NODE.match(block.node))
+    communicates = block.stack.communicates or bool(_COMMUNICATION_NODE.match(block.node.rsplit("/", 1)[-1]))
+    if not block.stack.frames and block.kind in ("Kernel", "GraphOutput", "Somas", "SomasOutput"):  # graph mode
+        return "communication" if communicates else "activations"
     if phase == "grad_buffer":
         return "weights" if weight_line is not None and _buffer_line(block) == weight_line else "gradients"
     if phase in ("optimizer_build", "step"):
@@ -224,8 +226,6 @@ def _category(block: Block, peak: Segment, weight_line: int | None) -> str:
         if block.segment is peak and block.end <= peak.end:  # gone before this forward ends: nothing saved
             return "communication" if communicates else "temporary"
         return "activations"
-    if block.kind in ("Kernel", "GraphOutput", "Somas", "SomasOutput"):  # graph mode: no Python stack
-        return "activations" if not communicates else "communication"
     return "other"
 
 

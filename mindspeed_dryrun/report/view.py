@@ -122,6 +122,9 @@ def verdict(report: Report) -> Verdict:
         what = "timed out" if all(rank.status == "timeout" for rank in broken) else "failed"
         noun = "Rank" if names.isdigit() else "Ranks"
         return Verdict("FAILED", "bad", f"{noun} {shorten(names, 30)} {what}: there is no figure to trust.")
+    starved = [number for rank in report.ranks if rank.status == "oom" and rank.error for number in rank.represents]
+    if starved:
+        return Verdict("DOES NOT FIT", "bad", f"Rank {shorten(ranges(starved), 30)} really ran out of memory.")
     rank = worst(report)
     if rank is None or report.actual_peak_mb is None:
         return Verdict("UNKNOWN", "warn", "No rank printed its peak memory.")
@@ -130,11 +133,11 @@ def verdict(report: Report) -> Verdict:
     if report.budget_mb is None:
         return Verdict("UNKNOWN", "warn", f"{need}; no budget is known to compare it with.")
     margin = report.budget_mb - report.actual_peak_mb
-    if report.fits:
-        return Verdict("FITS", "good", f"{need}: {margin}M below the budget of {report.budget_mb}M.")
-    if margin < 0:
+    if margin < 0 or report.fits is False:
         return Verdict("DOES NOT FIT", "bad", f"{need}: {-margin}M above the budget of {report.budget_mb}M.")
-    return Verdict("DOES NOT FIT", "bad", f"{need} of {report.budget_mb}M.")
+    if report.fits is None:
+        return Verdict("UNKNOWN", "warn", f"{need}, which fits, but not every rank was run.")
+    return Verdict("FITS", "good", f"{need}: {margin}M below the budget of {report.budget_mb}M.")
 
 
 def rows(report: Report) -> tuple[Row, ...]:
