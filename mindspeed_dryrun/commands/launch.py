@@ -102,10 +102,16 @@ def run_job(job: Job, out: Path, args: argparse.Namespace) -> int:
                 print(f"note: this plan cannot be run here: {missing}")
         return 0
     plan = plan_job(job, options, choose_engine(args.level))
+    from mindspeed_dryrun.launch.executors import Interrupted
     from mindspeed_dryrun.launch.progress_view import progress_view
+    from mindspeed_dryrun.record.summary import build_report
 
-    with progress_view(plan.tasks, quiet=args.json) as view:
-        report = run_plan(plan, out, options, view)
+    try:
+        with progress_view(plan.tasks, quiet=args.json) as view:
+            report = run_plan(plan, out, options, view)
+    except Interrupted:
+        _print_report(build_report(out), out, args)
+        raise
     _print_report(report, out, args)
     return exit_status(report)
 

@@ -77,7 +77,7 @@ def dry_run_job(job: Job, out: Path, options: LaunchOptions, view: View | None =
 def run_plan(plan: Plan, out: Path, options: LaunchOptions, view: View | None = None) -> Report:
     """Runs the ranks that the record does not hold yet, and writes `report.json`."""
     # Only a run needs these: a plan is shown without them.
-    from mindspeed_dryrun.launch.executors import get_executor
+    from mindspeed_dryrun.launch.executors import Event, get_executor
     from mindspeed_dryrun.record.store import Record
     from mindspeed_dryrun.record.summary import build_report
 
@@ -87,10 +87,17 @@ def run_plan(plan: Plan, out: Path, options: LaunchOptions, view: View | None = 
     record.write_json("patches.json", list(plan.patches))
     done = record.ranks_done()
     missing = [task for task in plan.tasks if task.rank not in done]
-    if missing:
-        get_executor(options.executor, options.jobs).run(missing, record.path, view or _no_view)
-    report = build_report(record.path)
-    record.write_json("report.json", report.to_json())
+    view = view or _no_view
+    for rank in build_report(record.path).ranks if done else ():
+        if rank.rank in done:
+            view(Event(rank.rank, "finished", result=rank))
+    try:
+        if missing:
+            get_executor(options.executor, options.jobs).run(missing, record.path, view)
+    finally:  # also after Ctrl-C: the report of what is known
+        with record.locked():
+            report = build_report(record.path)
+            record.write_json("report.json", report.to_json())
     check_results(plan, {rank.rank: rank.used_peak_mb for rank in report.ranks})
     return report
 
