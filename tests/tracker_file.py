@@ -202,7 +202,8 @@ class Program:
                 end = tensor.end if tensor.end == NEVER else tensor.end + shift
                 return (
                     f"{tensor.start + shift},{end},0x800ea8afebb7,0,DefaultEnhancedAscendMemoryPool,{tensor.size},{used},{top},"
-                    f"mindspore/ccsrc/backend/common/device_address_utils.cc,1213,{tensor.kind},{tensor.start + shift - 2},PyNative,"
+                    f"mindspore/ccsrc/backend/common/device_address_utils.cc,1213,{tensor.kind},"
+                    f"{tensor.start + shift - 2},PyNative,"
                     f"{tensor.node},,{{{tensor.start + shift}}},{tensor.start + shift},{tensor.stack},0,0,\n"
                 )
 

@@ -135,10 +135,18 @@ def _phase(frames: tuple[Frame, ...]) -> str:
         function in ("prepare_grads", "clip_grad_norm", "get_grad_norm") for function in functions
     ):
         return "step"
-    if any("param_and_grad_buffer" in frame.file or "_allocate_buffers" in frame.function for frame in frames):
-        return "grad_buffer" if not {"reset", "zero_grad_buffer"} & set(functions) else "other"
-    if any("p2p_communication" in frame.file or frame.function == "finalize_model_grads" for frame in frames):
-        return "communicate"
+    if any(
+        ("param_and_grad_buffer" in frame.file and frame.function == "__init__") or "_allocate_buffers" in frame.function
+        for frame in frames
+    ):
+        return "grad_buffer"
+    if any(
+        "p2p_communication" in frame.file
+        or "param_and_grad_buffer" in frame.file
+        or frame.function in ("finalize_model_grads", "start_grad_sync", "finish_grad_sync")
+        for frame in frames
+    ):
+        return "other" if {"reset", "zero_grad_buffer"} & set(functions) else "communicate"
     if any(_OPTIMIZER_FILE.search(frame.file) for frame in frames):
         return "other" if any(function.startswith("zero_grad") for function in functions) else "optimizer_build"
     if "__init__" in functions:

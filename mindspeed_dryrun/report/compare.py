@@ -113,10 +113,7 @@ def beyond(found: Comparison, limit: str) -> list[str]:
 def render_table(found: Comparison) -> str:
     """80 columns: worst rank, stages, ranks, then what differs."""
     a, b = (view.shorten(view.clean(label), 9) for label in found.labels)
-    head = ["", f"used {a}", f"used {b}", "difference", f"frag. {a}", f"frag. {b}", "difference"]
-    body = [_cells(pair) for pair in (found.worst, *found.stages, *found.ranks)]
-    lines = columns(head, body, left=(0,))
-    lines.insert(2 + len(found.stages), "")
+    lines = _figure_lines(found, a, b)
     first, second = found.worst_ranks
     if first != second and None not in found.worst_ranks:
         lines += ["", f"The worst rank is {first} in {a} and {second} in {b}."]
@@ -130,6 +127,18 @@ def render_table(found: Comparison) -> str:
         ]
         lines += columns(["", "name", a, b], rows, left=(0, 1, 2, 3))
     return "\n".join(lines) + "\n"
+
+
+def _figure_lines(found: Comparison, a: str, b: str) -> list[str]:
+    """Large figures need room: fewer digits first, then no column for fragments."""
+    head = ["", f"used {a}", f"used {b}", "difference", f"frag. {a}", f"frag. {b}", "difference"]
+    pairs = (found.worst, *found.stages, *found.ranks)
+    for digits, width in ((2, 7), (1, 7), (0, 7), (1, 4)):
+        lines = columns(head[:width], [_cells(pair, digits)[:width] for pair in pairs], left=(0,))
+        if max(map(len, lines)) <= 80:
+            break
+    lines.insert(2 + len(found.stages), "")
+    return lines
 
 
 def render_markdown(found: Comparison) -> str:
@@ -280,22 +289,22 @@ def _largest(name: str, pairs: Sequence[Pair], stage: int | None) -> Pair:
     )
 
 
-def _cells(pair: Pair) -> list[str]:
+def _cells(pair: Pair, digits: int = 2) -> list[str]:
     return [
         pair.name,
         view.mb(pair.a_used_mb),
         view.mb(pair.b_used_mb),
-        _difference(pair.used_diff_mb, pair.a_used_mb),
+        _difference(pair.used_diff_mb, pair.a_used_mb, digits),
         view.mb(pair.a_actual_mb),
         view.mb(pair.b_actual_mb),
-        _difference(pair.actual_diff_mb, pair.a_actual_mb),
+        _difference(pair.actual_diff_mb, pair.a_actual_mb, digits),
     ]
 
 
-def _difference(diff: int | None, base: int | None) -> str:
+def _difference(diff: int | None, base: int | None, digits: int = 2) -> str:
     if diff is None:
         return "–"
-    return f"{diff:+d}M" + (f" {100 * diff / base:+.2f}%" if base else "")
+    return f"{diff:+d}M" + (f" {100 * diff / base:+.{digits}f}%" if base else "")
 
 
 def _missing(pair: Pair, labels: tuple[str, str]) -> str:
