@@ -62,7 +62,7 @@ class _State:
         if event.kind == "started":
             self.started[event.rank] = time.monotonic()
         self.latest[event.rank] = event
-        return before is None or (before.phase, before.done) != (event.phase, event.done)
+        return before is None or phase_text(before) != phase_text(event)
 
     def line(self, event: Event) -> str | None:
         """The event as a line of text, where it deserves one."""

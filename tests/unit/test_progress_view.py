@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import pty
+import threading
+import time
 
 import pytest
 
@@ -69,17 +72,23 @@ def test_quiet_shows_nothing() -> None:
 def test_a_terminal_gets_a_live_table(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     leader, follower = pty.openpty()
-    with open(follower, "w", encoding="utf-8") as stream:
-        with progress_view(tasks(2), stream=stream) as view:
-            for event in EVENTS[:4]:
-                view(event)
-            import time
+    shown = ""
 
-            time.sleep(0.6)
-            for event in EVENTS[4:]:
-                view(event)
-        stream.flush()
-        shown = os.read(leader, 1 << 16).decode()
+    def read() -> None:
+        nonlocal shown
+        with contextlib.suppress(OSError):  # how a terminal says that the other side is closed
+            while data := os.read(leader, 1 << 16):
+                shown += data.decode(errors="replace")
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    with open(follower, "w", encoding="utf-8") as stream, progress_view(tasks(2), stream=stream) as view:
+        for event in EVENTS[:4]:
+            view(event)
+        time.sleep(0.6)
+        for event in EVENTS[4:]:
+            view(event)
+    reader.join(10)
     os.close(leader)
     assert "0 of 2 ranks done · 1 running" in shown
     assert "iteration 1 of 2, 400M so far" in shown
