@@ -39,6 +39,8 @@ def after_import() -> None:
     _norms_and_scales()
     _pipeline_outputs()
     _one_collective_per_bucket()
+    _half_precision_by_dtype()
+    _no_fp8_shards()
     _collectives_on_host(torch)
 
 
@@ -109,6 +111,27 @@ def _pipeline_outputs() -> None:
 
     schedules.deallocate_output_tensor = deallocate
     schedules.custom_backward = backward
+
+
+def _half_precision_by_dtype() -> None:
+    """MSAdapter's tensor types do not tell integers from floats: token numbers would become 16-bit floats."""
+    import torch
+    from megatron.core.transformer import module
+
+    def to_half(value: Any, convert: Callable[[Any], Any]) -> Any:
+        def one(x: Any) -> Any:
+            return convert(x) if x is not None and x.dtype == torch.float32 else x
+
+        return module.conversion_helper(value, one)
+
+    module.fp32_to_float16 = to_half
+
+
+def _no_fp8_shards() -> None:
+    """The distributed optimizer asks even where no parameter has 8 bits, and fails without Transformer Engine."""
+    from megatron.core.optimizer import distrib_optimizer
+
+    distrib_optimizer.quantize_param_shard = lambda *_: None
 
 
 class _Buckets:

@@ -12,21 +12,39 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.utils import get_model_config
 
 from mindspeed_dryrun.bootstrap import progress
+from mindspeed_dryrun.trainer import context_parallel
 from mindspeed_dryrun.trainer.settings import Settings
 
 
-def batch(settings: Settings) -> dict[str, Any]:
-    """One microbatch of this stage: what Megatron sends to it, and nothing on the stages in between."""
-    shape = (settings.micro_batch_size, settings.seq_length // settings.context_parallel_size)
-    wanted = {"tokens": None, "labels": None, "loss_mask": None, "position_ids": None}
-    first, last = parallel_state.is_pipeline_first_stage(), parallel_state.is_pipeline_last_stage()
-    if first:
-        wanted["tokens"] = torch.zeros(shape, dtype=torch.int64, device="npu")
-        wanted["position_ids"] = torch.zeros(shape, dtype=torch.int64, device="npu")
-    if last:
-        wanted["labels"] = torch.zeros(shape, dtype=torch.int64, device="npu")
-        wanted["loss_mask"] = torch.ones(shape, dtype=torch.float32, device="npu")
-    return wanted
+class MockData:
+    """Microbatches of this stage: what Megatron sends to it, and nothing on the stages in between.
+
+    The first rank of a tensor-parallel group reads the data; its data set keeps one table of positions and one loss mask
+    for all samples. With context parallelism the whole sequence arrives, and all that is there is cut to this rank's part.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.part = context_parallel.sequence_slicer(settings)
+        self.reader = parallel_state.get_tensor_model_parallel_rank() == 0
+        if self.reader:
+            self.positions = torch.arange(settings.seq_length, dtype=torch.int64, device="npu")
+            self.mask = torch.ones(settings.seq_length, dtype=torch.float32, device="npu")
+
+    def __next__(self) -> dict[str, Any]:
+        first, last = parallel_state.is_pipeline_first_stage(), parallel_state.is_pipeline_last_stage()
+        wanted = {"tokens": first, "labels": last, "loss_mask": last, "position_ids": first}
+        data: dict[str, Any] = dict.fromkeys(wanted)
+        if not (first or last):
+            return data
+        split = self.settings.context_parallel_size > 1
+        shape = (self.settings.micro_batch_size, self.settings.seq_length)
+        for name, needed in wanted.items():
+            if needed or (split and self.reader):
+                dtype = torch.float32 if name == "loss_mask" else torch.int64
+                whole = torch.zeros(shape, dtype=dtype, device="npu")
+                data[name] = self.part(whole.transpose(0, 1)).transpose(0, 1).contiguous() if split else whole
+        return data
 
 
 def loss(settings: Settings, loss_mask: Any, output: Any) -> tuple[Any, Any, dict[str, Any]]:
@@ -61,8 +79,10 @@ def train(settings: Settings, chunks: list[Any], optimizer: Any) -> None:
     for chunk in chunks:
         chunk.train()
 
-    def forward_step(_: Any, model: Any) -> tuple[Any, Any]:
-        data = batch(settings)
+    mock = MockData(settings)
+
+    def forward_step(iterator: Any, model: Any) -> tuple[Any, Any]:
+        data = next(iterator)
         output = model(data["tokens"], data["position_ids"], None, labels=data["labels"], loss_mask=data["loss_mask"])
         return output, functools.partial(loss, settings, data["loss_mask"])
 
@@ -73,7 +93,7 @@ def train(settings: Settings, chunks: list[Any], optimizer: Any) -> None:
         optimizer.zero_grad()
         get_forward_backward_func()(
             forward_step_func=forward_step,
-            data_iterator=[None] * len(chunks) if settings.virtual_stages else None,
+            data_iterator=[mock] * len(chunks) if settings.virtual_stages else mock,
             model=chunks,
             num_microbatches=settings.microbatches,
             seq_length=settings.seq_length,

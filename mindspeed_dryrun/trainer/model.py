@@ -23,7 +23,7 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
 
-from mindspeed_dryrun.trainer import context_parallel, layers, recompute
+from mindspeed_dryrun.trainer import context_parallel, layers, recompute, reuse
 from mindspeed_dryrun.trainer.settings import Settings
 
 
@@ -219,6 +219,8 @@ def build(settings: Settings) -> list[Any]:
         model.cuda(torch.cuda.current_device())
     if settings.fp16 or settings.bf16:
         chunks = [Float16Module(config, model) for model in chunks]
+    if settings.reuse_fp32_param:
+        reuse.pad_to_even()
     buffers = _buffer_config(settings, sum(parameter.nelement() for parameter in parameters))
     wrap = functools.partial(DistributedDataParallel, config=config, ddp_config=buffers)
     return [wrap(module=model, disable_bucketing=index > 0) for index, model in enumerate(chunks)]

@@ -9,6 +9,7 @@ import torch
 from megatron.core import optimizer as megatron_optimizer
 from megatron.core.optimizer import OptimizerConfig, distrib_optimizer
 
+from mindspeed_dryrun.trainer import reuse
 from mindspeed_dryrun.trainer.settings import Settings
 
 
@@ -60,4 +61,8 @@ def build(settings: Settings, chunks: list[Any], dtype: Any) -> Any:
         loss_scale=settings.loss_scale,
         initial_loss_scale=settings.initial_loss_scale,
     )
-    return megatron_optimizer.get_megatron_optimizer(config, chunks, use_gloo_process_groups=False)
+    optimizer = megatron_optimizer.get_megatron_optimizer(config, chunks, use_gloo_process_groups=False)
+    if settings.reuse_fp32_param:
+        for part in getattr(optimizer, "chained_optimizers", [optimizer]):
+            reuse.share(part)
+    return optimizer
