@@ -45,10 +45,14 @@ class LinearBelief:
     def predict(self, features: Features) -> tuple[float, float]:
         """Mean and standard deviation."""
         pairs = self._pairs(features)
-        mean = sum(self.mean[position] * weight for position, weight in pairs)
-        variance = sum(
-            left * right * self.covariance[row][column] for row, left in pairs for column, right in pairs
-        )
+        mean = variance = 0.0
+        for row, left in pairs:
+            line = self.covariance[row]
+            mean += self.mean[row] * left
+            shared = 0.0
+            for column, right in pairs:
+                shared += right * line[column]
+            variance += left * shared
         return mean, math.sqrt(max(0.0, variance))
 
     def gain(self, target: Features, probe: Features, noise: float) -> float:

@@ -9,6 +9,7 @@ the spread that is left, and the residual that is seen, say how far a prediction
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -57,7 +58,8 @@ class MemoryModel:
             for stage in {0, strategy.pp // 2, strategy.pp - 1}:
                 for features in _features(shape, strategy, stage):
                     for name in features:
-                        self._names.setdefault(name, _prior(name, shape))
+                        if name not in self._names:
+                            self._names[name] = _prior(name, shape)
         self._backward = LinearBelief(self._names)
         self._step = LinearBelief(self._names)
         self._fragments = _FRAGMENTS
@@ -125,6 +127,7 @@ def _distinct(strategy: Strategy) -> Sequence[int]:
     return sorted(found)
 
 
+@functools.lru_cache(maxsize=1 << 16)
 def _features(shape: ModelShape, strategy: Strategy, stage: int) -> tuple[Features, Features]:
     """What the peak in the backward pass and the peak in the optimizer step are made of, beside the states."""
     tokens = token_share(shape, strategy)

@@ -1,0 +1,302 @@
+"""The search against the exhaustive one, and what it says when there is nothing to find."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+from strategy_models import EXAMPLES, MODELS, hardware
+from strategy_oracle import Oracle
+
+from mindspeed_dryrun.commands import main
+from mindspeed_dryrun.errors import DryRunError, UsageError
+from mindspeed_dryrun.launch.script import capture
+from mindspeed_dryrun.record.model import EngineSummary, RankReport, Report
+from mindspeed_dryrun.strategy import page, results
+from mindspeed_dryrun.strategy.measure import Measurement, StagePeak, job_of, read_measurement
+from mindspeed_dryrun.strategy.search import Candidate, Progress, Search, SearchResult
+from mindspeed_dryrun.strategy.search_file import read_search
+from mindspeed_dryrun.strategy.shape import ModelShape
+from mindspeed_dryrun.strategy.space import Space, strategies
+from mindspeed_dryrun.strategy.strategy import Recompute, Strategy
+from mindspeed_dryrun.strategy.time_model import estimate
+
+HARDWARE = hardware()
+CASES = [
+    ("qwen2.5-7b", 8, 58), ("qwen2.5-7b", 4, 58), ("qwen2.5-7b", 8, 40), ("llama3.1-8b", 8, 58), ("llama3.1-8b", 16, 32),
+    ("qwen2.5-0.5b", 8, 12), ("qwen2.5-0.5b", 2, 20), ("llama2-13b", 8, 58), ("llama2-13b", 16, 40), ("small", 2, 6),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("model", "cards", "budget_gb"), CASES)
+def test_the_winners_are_those_of_the_exhaustive_dry_run(model: str, cards: int, budget_gb: int) -> None:
+    shape = MODELS[model]
+    listed = strategies(shape, cards, Space(vpp=(1, 2), micro_batch=(1, 2, 4)))
+    oracle = Oracle(shape)
+    budget = budget_gb * 1024
+    found = Search(shape, listed, HARDWARE, budget, oracle).run()
+    everything = Oracle(shape)
+    # Struck-out strategies are tried too: the bound must not have cost a winner.
+    order = Search(shape, listed, HARDWARE, 1 << 40, everything).result.candidates
+    best = [candidate for candidate in order if everything(candidate.strategy).actual_mb <= budget][:3]
+    assert [winner.strategy for winner in found.winners] == [candidate.strategy for candidate in best]
+    assert all(winner.measurement and winner.measurement.actual_mb <= budget for winner in found.winners)
+    assert oracle.asked == found.probes + found.dry_runs <= 45
+    assert oracle.asked < len(listed) / 10
+
+
+@pytest.mark.parametrize("fragments", [0.0, 0.12])
+def test_fragments_that_jump_do_not_mislead(fragments: float) -> None:
+    shape = MODELS["qwen2.5-7b"]
+    listed = strategies(shape, 8, Space(tp=(2, 4), vpp=(1,)))
+    found = Search(shape, listed, HARDWARE, 30 * 1024, Oracle(shape, fragments)).run()
+    everything = Oracle(shape, fragments)
+    order = Search(shape, listed, HARDWARE, 1 << 40, everything).result.candidates
+    best = next(item for item in order if everything(item.strategy).actual_mb <= 30 * 1024)
+    assert found.winners[0].strategy == best.strategy
+
+
+class Misleading(Oracle):
+    """Small dry runs count a quarter more than they should: everything learnt from them is too high."""
+
+    def __call__(self, strategy: Strategy) -> Measurement:
+        found = super().__call__(strategy)
+        if strategy.layers == self.shape.layers:
+            return found
+        stages = tuple(StagePeak(int(s.used_mb * 1.25), int(s.actual_mb * 1.25)) for s in found.stages)
+        return dataclasses.replace(found, stages=stages)
+
+
+@pytest.mark.parametrize("budget_gb", [24, 30, 40, 50])
+def test_a_prediction_that_is_too_high_costs_time_and_not_the_answer(budget_gb: int) -> None:
+    shape = MODELS["qwen2.5-7b"]
+    listed = strategies(shape, 8, Space(tp=(2, 4), vpp=(1,), micro_batch=(1, 2), uneven=False))
+    found = Search(shape, listed, HARDWARE, budget_gb * 1024, Misleading(shape), winners=1).run()
+    everything = Oracle(shape)
+    order = Search(shape, listed, HARDWARE, 1 << 40, everything).result.candidates
+    best = next(item for item in order if everything(item.strategy).actual_mb <= budget_gb * 1024)
+    assert found.winners[0].strategy == best.strategy
+
+
+def test_dry_runs_grow_slowly_with_the_space() -> None:
+    shape = dataclasses.replace(MODELS["qwen2.5-7b"], global_batch=1024)
+    asked = {}
+    for cards in (8, 64, 512):
+        oracle = Oracle(shape)
+        found = Search(shape, strategies(shape, cards, Space()), HARDWARE, 40 * 1024, oracle).run()
+        assert found.winners
+        asked[cards] = oracle.asked
+    assert max(asked.values()) <= 2 * asked[8] + 10
+
+
+def test_a_budget_that_nothing_can_meet_names_the_closest() -> None:
+    shape = MODELS["qwen2.5-7b"]
+    listed = strategies(shape, 8, Space())
+    oracle = Oracle(shape)
+    found = Search(shape, listed, HARDWARE, 4 * 1024, oracle).run()
+    assert oracle.asked == 0 and not found.winners
+    said = results.nothing_fits(found)
+    assert "No strategy fits 4096M" in said and "holds at least" in said and "too much" in said
+
+
+def test_a_budget_just_missed_names_the_closest_and_its_count() -> None:
+    shape = MODELS["qwen2.5-7b"]
+    space = Space(tp=(4,), pp=(2,), vpp=(1,), micro_batch=(4,), recompute=(Recompute("full", 1),), blocks=False, uneven=False)
+    listed = strategies(shape, 8, space)
+    assert listed
+    count = min(Oracle(shape)(strategy).actual_mb for strategy in listed)
+    found = Search(shape, listed, HARDWARE, count - 10, Oracle(shape)).run()
+    assert not found.winners and found.closest
+    said = results.nothing_fits(found)
+    assert f"needs {count}M" in said and "10M too much" in said
+
+
+def test_a_first_dry_run_that_fails_is_a_sentence() -> None:
+    shape = MODELS["small"]
+
+    def broken(strategy: Strategy) -> Measurement:
+        return Measurement((), error="rank 0: --strange-flag is not modelled")
+
+    with pytest.raises(DryRunError, match="--strange-flag is not modelled"):
+        Search(shape, strategies(shape, 2, Space()), HARDWARE, 1500, broken).run()
+
+
+def test_a_strategy_that_fails_is_shown_and_passed() -> None:
+    shape = MODELS["qwen2.5-7b"]
+    oracle = Oracle(shape)
+    listed = strategies(shape, 8, Space(vpp=(1,)))
+    fastest = Search(shape, listed, HARDWARE, 60000, oracle).result.candidates[0].strategy
+
+    def fails_once(strategy: Strategy) -> Measurement:
+        return Measurement((), error="rank 3: crashed") if strategy == fastest else oracle(strategy)
+
+    found = Search(shape, listed, HARDWARE, 60000, fails_once).run()
+    assert found.failed[0].strategy == fastest and found.winners
+    assert "could not be dry-run: rank 3: crashed" in results.to_text(found, shape, HARDWARE)
+
+
+def test_an_interruption_keeps_what_is_known() -> None:
+    shape = MODELS["qwen2.5-7b"]
+    oracle = Oracle(shape)
+    listed = strategies(shape, 8, Space())
+    whole = Search(shape, listed, HARDWARE, 58 * 1024, Oracle(shape)).run()
+
+    def stops(strategy: Strategy) -> Measurement:
+        if oracle.asked == whole.probes + 2:
+            raise KeyboardInterrupt
+        return oracle(strategy)
+
+    found = Search(shape, listed, HARDWARE, 58 * 1024, stops).run()
+    assert found.interrupted
+    assert [item.strategy for item in found.winners] == [item.strategy for item in whole.winners[: len(found.winners)]]
+    assert "Interrupted" in results.to_text(found, shape, HARDWARE)
+
+
+def test_progress_has_the_time_left() -> None:
+    shape = MODELS["small"]
+    told: list[Progress] = []
+    Search(shape, strategies(shape, 2, Space()), HARDWARE, 4000, Oracle(shape), on_progress=told.append).run()
+    assert told[0].seconds_left is None and told[-1].seconds_left is not None
+    assert {item.phase for item in told} >= {"dry-running"}
+
+
+def _result() -> tuple[SearchResult, ModelShape]:
+    shape = MODELS["qwen2.5-7b"]
+    listed = strategies(shape, 8, Space(vpp=(1, 2, 4)))
+    return Search(shape, listed, HARDWARE, 40 * 1024, Oracle(shape)).run(), shape
+
+
+def test_strategy_json_has_galvatrons_fields_beside_ours() -> None:
+    shape = MODELS["qwen2.5-7b"]
+    strategy = Strategy(2, 4, 1, 1, 1, ((1, 2, 2, 2), (1, 2, 2, 2), (1, 2, 2, 2), (2, 2, 2, 1)), Recompute("block", 1))
+    winner = Candidate(strategy, 1.0, 1.0, measurement=Oracle(shape)(strategy))
+    data = results.strategy_json(winner, shape, estimate(shape, strategy, HARDWARE), 59392)
+    assert json.loads(json.dumps(data)) == data
+    fields = data["galvatron"]
+    assert fields["pp_size"] == 4
+    assert fields["tp_size_list"].split(",") == ["2"] * 28
+    assert fields["dp_size_list"].split(",") == ["1"] * 28
+    assert sum(map(int, fields["recompute_list"].split(","))) == 16 and len(fields["recompute_list"].split(",")) == 28
+    # As Galvatron's guide has it: global batch / accumulation steps / dp.
+    assert fields["per_device_train_batch_size"] == fields["global_batch_size"] / fields["gradient_accumulation_steps"] / 1
+    assert data["strategy"]["noop_layers"] == [1, 3, 5, 31]
+    assert data["conversion_args"][-2:] == ["--noop-layers", "1,3,5,31"]
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        Strategy(4, 2, 2, 1, 2, ((14,), (14,)), Recompute("full", 1), True, True),
+        Strategy(2, 4, 1, 1, 1, ((1, 2, 2, 2), (1, 2, 2, 2), (1, 2, 2, 2), (2, 2, 2, 1))),
+        Strategy(1, 2, 4, 1, 1, ((15,), (13,)), Recompute("none"), False, True),
+    ],
+    ids=lambda strategy: strategy.name,
+)
+@pytest.mark.parametrize("script", ["lab/qwen25_7b_8p.sh", "pretrain_qwen25_7b_32k_ms.sh"])
+def test_the_script_with_the_strategy_set_makes_that_job(tmp_path: Path, strategy: Strategy, script: str) -> None:
+    """The copy, run by bash up to its msrun call, gives exactly the job that was dry-run."""
+    original = EXAMPLES / script
+    copy = tmp_path / original.name
+    copy.write_text(results.script_with(original.read_text(), strategy, 8))
+    assert subprocess.run(["bash", "-n", str(copy)], check=False).returncode == 0
+    call = capture(original)
+    wanted = job_of(call, str(original), strategy, 8)
+    found = capture(copy)
+    assert found.world_size == wanted.world_size == strategy.world
+    assert sorted(found.program_args) == sorted(wanted.args)
+    assert original.read_text().partition("\n")[2] in copy.read_text()
+
+
+def test_everything_is_written(tmp_path: Path) -> None:
+    found, shape = _result()
+    script = EXAMPLES / "lab" / "qwen25_7b_8p.sh"
+    written = results.write_results(tmp_path, found, shape, HARDWARE, script)
+    assert {path.name for path in written} == {"search.html", "strategy.json", "qwen25_7b_8p.sh", "convert_args.txt"}
+    assert all(path.is_file() for path in written)
+    data = json.loads((tmp_path / "strategy.json").read_text())
+    assert data["name"] == found.winners[0].strategy.name and len(data["others"]) == len(found.winners) - 1
+    assert data["memory"]["actual_peak_mb"] <= 40 * 1024
+    text = (tmp_path / "search.html").read_text()
+    assert "<svg" in text and "http" not in text.replace("http-equiv", "") and found.winners[0].strategy.name in text
+    printed = results.to_text(found, shape, HARDWARE)
+    assert "considered" in printed and "struck out" in printed and "not calibrated" in printed
+
+
+def test_the_pareto_front_is_what_nothing_beats() -> None:
+    points = [page.Point("a", 10, 5, "winner"), page.Point("b", 20, 4, "over"), page.Point("c", 30, 9, "predicted")]
+    assert [point.label for point in page.pareto_front(points)] == ["a", "c"]
+    assert "<script" not in page.pareto_chart([page.Point("<script>", 1, 1, "winner")], 10, "x")
+
+
+def test_a_failed_rank_is_never_a_measurement() -> None:
+    def rank(number: int, stage: int, status: str = "ok", used: int | None = 10) -> RankReport:
+        return RankReport(number, (number,), stage, status, "boom" if status == "failed" else None, used, used)
+
+    def report(*ranks: RankReport) -> Report:
+        return Report(None, EngineSummary(None, None, None), None, None, None, ranks, None, None, None, None)
+
+    good = read_measurement(report(rank(0, 0, used=7), rank(1, 0, "oom", 9), rank(2, 1, used=5)), 1.0)
+    assert [stage.used_mb for stage in good.stages] == [9, 5] and good.error is None
+    bad = read_measurement(report(rank(0, 0), rank(2, 1, "failed", 99)), 1.0)
+    assert bad.error == "rank 2: boom" and bad.stages == ()
+
+
+def _file(tmp_path: Path, **changes: object) -> Path:
+    import yaml
+
+    data: dict[str, object] = {
+        "script": str(EXAMPLES / "lab" / "qwen25_7b_8p.sh"),
+        "hardware": str(EXAMPLES / "hardware" / "ascend910b.yaml"),
+        "budget": "58G",
+    }
+    data |= changes
+    path = tmp_path / "search.yaml"
+    path.write_text(yaml.safe_dump({key: value for key, value in data.items() if value is not None}))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"budget": None}, "'budget' is missing"),
+        ({"budget": "much"}, "is not a size"),
+        ({"budget": "80G"}, "more than the 65536M"),
+        ({"hardware": "nowhere.yaml"}, "Cannot read"),
+        ({"cluster": {"nodes": 0}}, "whole number"),
+        ({"cluster": {"cards_per_node": 16}}, "has 8"),
+        ({"cluster": 8}, "must be a mapping"),
+        ({"memory": 3}, "unknown key 'memory'"),
+        ({"winners": "all"}, "whole number"),
+    ],
+)
+def test_a_search_file_that_cannot_be_meant(tmp_path: Path, changes: dict[str, object], sentence: str) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        read_search(_file(tmp_path, **changes))
+
+
+def test_wrong_files_exit_with_2_and_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for text in ("script: [", "- 1", "a: b: c", ""):
+        path = tmp_path / "bad.yaml"
+        path.write_text(text)
+        assert main(["search", str(path)]) == 2
+        assert main(["sweep", str(path)]) == 2
+        assert "Traceback" not in capsys.readouterr().err
+    assert main(["search", str(tmp_path / "missing.yaml")]) == 2
+    assert main(["search", str(_file(tmp_path, script="missing.sh"))]) == 2
+    assert main(["search", str(_file(tmp_path, space={"tp": 8}))]) == 2
+    assert "query groups" in capsys.readouterr().err
+
+
+def test_plan_only_dry_runs_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["search", str(EXAMPLES / "searches" / "qwen25_7b_8cards.yaml"), "--plan-only"]) == 0
+    out = capsys.readouterr().out
+    assert "struck out by the lower bound" in out and "TP1 PP2 DP4" in out
+
+
+@pytest.mark.parametrize("name", ["qwen25_7b_8cards.yaml", "qwen25_7b_64cards.yaml"])
+def test_the_example_searches_can_be_read(name: str) -> None:
+    plan = read_search(EXAMPLES / "searches" / name)
+    assert plan.world in (8, 64) and plan.script.is_file()

@@ -1,0 +1,111 @@
+"""The lower bound is low, and a few small dry runs predict the rest."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+
+import pytest
+from strategy_models import MODELS
+from strategy_oracle import Oracle
+
+from mindspeed_dryrun.strategy.bound import lower_bound_mb, saved_mb, stage_parameters, state_mb
+from mindspeed_dryrun.strategy.linear import LinearBelief, Prior
+from mindspeed_dryrun.strategy.memory_model import MemoryModel, Observation
+from mindspeed_dryrun.strategy.search import _probes_of
+from mindspeed_dryrun.strategy.space import Space, strategies
+from mindspeed_dryrun.strategy.strategy import Recompute, Strategy
+
+QWEN = MODELS["qwen2.5-7b"]
+
+# MindSpeed-LLM's own dry run of Qwen2.5-7B, TP 2, PP 2, 10240 tokens (used peak of both stages).
+PUBLISHED = {"none": (55389, 48436), "full": (34946, 37813)}
+
+
+@pytest.mark.parametrize("kind", PUBLISHED)
+def test_the_bound_is_below_what_mindspeed_llm_counts(kind: str) -> None:
+    shape = dataclasses.replace(QWEN, seq=10240)
+    strategy = Strategy(2, 2, 1, 1, 1, ((14,), (14,)), Recompute(kind, 1))
+    for stage, counted in enumerate(PUBLISHED[kind]):
+        bound = state_mb(shape, strategy, stage) + saved_mb(shape, strategy, stage)
+        assert 0.8 * counted < bound < counted
+
+
+@pytest.mark.parametrize(("model", "cards"), [("qwen2.5-7b", 8), ("llama2-13b", 16), ("qwen2.5-0.5b", 4), ("llama3-70b", 64)])
+def test_the_bound_is_below_every_count_of_the_oracle(model: str, cards: int) -> None:
+    shape = MODELS[model]
+    oracle = Oracle(shape)
+    space = Space(vpp=(1, 2), cp=(1, 2), sequence_parallel=(True, False))
+    for strategy in random.Random(1).sample(strategies(shape, cards, space), 500):
+        assert lower_bound_mb(shape, strategy) <= oracle(strategy).used_mb
+
+
+def test_parameters_add_up_to_the_model() -> None:
+    """7.6 billion, spread over any layout, with tied tables held twice by a pipeline."""
+    for strategy in (Strategy(2, 4, 1, 1, 1, ((7,),) * 4), Strategy(1, 1, 8, 1, 1, ((28,),))):
+        total = sum(stage_parameters(QWEN, strategy, stage) for stage in range(strategy.pp)) * strategy.tp
+        assert total == QWEN.layers * QWEN.layer_parameters + 2 * QWEN.vocabulary_parameters
+        assert total == pytest.approx(7.6e9, rel=0.01)
+    tied = MODELS["qwen2.5-0.5b"]
+    assert stage_parameters(tied, Strategy(1, 1, 8, 1, 1, ((24,),)), 0) == pytest.approx(0.494e9, rel=0.01)
+
+
+def test_flags_that_shrink_the_states_shrink_the_bound() -> None:
+    strategy = Strategy(2, 2, 2, 1, 1, ((14,), (14,)))
+    whole = state_mb(QWEN, strategy, 0)
+    assert state_mb(dataclasses.replace(QWEN, shared_master=True), strategy, 0) == pytest.approx(whole * 16 / 18)
+    assert state_mb(dataclasses.replace(QWEN, full_states=False), strategy, 0) == pytest.approx(whole * 2 / 18)
+    assert state_mb(QWEN, dataclasses.replace(strategy, distributed_optimizer=True), 0) == pytest.approx(whole * 12 / 18)
+
+
+def test_a_belief_learns_a_line_and_knows_what_it_does_not_know() -> None:
+    belief = LinearBelief({"constant": Prior(0, 100), "slope": Prior(0, 10)})
+    before = belief.predict({"constant": 1, "slope": 50})[1]
+    assert belief.gain({"constant": 1, "slope": 50}, {"constant": 1, "slope": 4}, 0.1) > 0
+    for x in (1, 2, 4):
+        belief.observe({"constant": 1, "slope": x}, 30 + 7 * x, 0.01)
+    mean, spread = belief.predict({"constant": 1, "slope": 50})
+    assert mean == pytest.approx(380, abs=1) and spread < 1 < before
+
+
+def _learn(model: MemoryModel, oracle: Oracle, strategy: Strategy, shape: object) -> None:
+    stages = dataclasses.replace(oracle.shape)
+    assert shape is not None
+    measured = Oracle(dataclasses.replace(stages, layers=strategy.layers))(strategy)
+    model.add(
+        [
+            Observation(dataclasses.replace(stages, layers=strategy.layers), strategy, index, peak.used_mb, peak.actual_mb)
+            for index, peak in enumerate(measured.stages)
+        ]
+    )
+
+
+def test_small_dry_runs_predict_large_ones() -> None:
+    """Twelve probes of one to four layers, then a hundred strategies at full size: within 3 %, nearly all within 1 %."""
+    found = strategies(QWEN, 8, Space(tp=(2, 4), vpp=(1,), recompute=(Recompute(), Recompute("full", 1)), blocks=False))
+    probes = [pair for pair in _probes_of(QWEN, found).values() if sum(pair[0].stages[0]) in (1, 4)]
+    model = MemoryModel(QWEN, [*found, *(probe for probe, _ in probes)])
+    oracle = Oracle(QWEN)
+    chosen = random.Random(3).sample(probes, 12)
+    for probe, shape in chosen:
+        _learn(model, oracle, probe, shape)
+    errors = sorted(
+        abs(model.predict(strategy).used_mb / oracle(strategy).used_mb - 1) for strategy in found
+    )
+    assert errors[len(errors) // 2] < 0.01
+    assert errors[-1] < 0.05
+
+
+def test_the_spread_covers_the_error() -> None:
+    """Predictions of what was not measured lie within three standard deviations of the count."""
+    found = strategies(QWEN, 8, Space(vpp=(1, 2)))
+    model = MemoryModel(QWEN, found)
+    oracle = Oracle(QWEN)
+    for strategy in random.Random(5).sample(found, 10):
+        _learn(model, oracle, strategy, QWEN)
+    outside = 0
+    sample = random.Random(6).sample(found, 300)
+    for strategy in sample:
+        prediction = model.predict(strategy)
+        outside += abs(prediction.actual_mb - oracle(strategy).actual_mb) > 3 * prediction.spread_mb
+    assert outside <= 3

@@ -1,0 +1,175 @@
+"""Enumeration: every strategy is one that Megatron accepts, each once, and none of the allowed ones is missing."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+from strategy_models import MODELS
+
+from mindspeed_dryrun.errors import UsageError
+from mindspeed_dryrun.launch.job import understand
+from mindspeed_dryrun.launch.msrun_call import read_msrun_call
+from mindspeed_dryrun.strategy.measure import job_of
+from mindspeed_dryrun.strategy.shape import ModelShape, read_shape
+from mindspeed_dryrun.strategy.space import Space, read_space, strategies, why_nothing
+from mindspeed_dryrun.strategy.strategy import Recompute, Strategy, apply, read_strategy, without_strategy
+
+QWEN = MODELS["qwen2.5-7b"]
+_FLAGS = """
+    --num-layers 28 --hidden-size 3584 --ffn-hidden-size 18944 --num-attention-heads 28 --group-query-attention
+    --num-query-groups 4 --swiglu --padded-vocab-size 152064 --untie-embeddings-and-output-weights --seq-length 4096
+    --max-position-embeddings 4096 --global-batch-size 64 --micro-batch-size 1 --bf16 --sequence-parallel
+    --tensor-model-parallel-size=2 --pipeline-model-parallel-size 4 --recompute-activations"""
+ARGS = _FLAGS.split()
+CALL = read_msrun_call(["--worker_num", "8", "--local_worker_num", "8", "pretrain_gpt.py", *ARGS], "/here")
+
+
+def test_the_shape_is_read_from_the_arguments() -> None:
+    assert read_shape(ARGS) == QWEN
+
+
+@pytest.mark.parametrize("cards", [4, 8, 24, 64])
+def test_every_strategy_is_accepted_and_means_what_it_says(cards: int) -> None:
+    """The flags of each strategy, understood again, give the same layout, layer by layer."""
+    found = strategies(QWEN, cards, Space(vpp=(1, 2, 4), cp=(1, 2), cp_algorithms=("megatron_cp_algo", "ulysses_cp_algo")))
+    assert len(found) > 100
+    for strategy in found[:: max(1, len(found) // 400)]:
+        job = job_of(CALL, "train.sh", strategy, 8)
+        p = job.parallel
+        assert (p.tp, p.pp, p.dp, p.cp, p.vpp or 1) == (strategy.tp, strategy.pp, strategy.dp, strategy.cp, strategy.chunks)
+        assert tuple(tuple(len(chunk) for chunk in stage) for stage in job.stage_layers) == strategy.stages
+        assert job.world_size == strategy.world == cards
+        assert job.distributed_optimizer == strategy.distributed_optimizer
+        again = read_strategy(job.args, cards, read_shape(job.args))
+        assert (again.stages, again.noop_layers, again.recompute.kind) == (
+            strategy.stages, strategy.noop_layers, strategy.recompute.kind,
+        )  # fmt: skip
+        assert again.name == strategy.name
+        assert read_shape(job.args) == QWEN
+
+
+def test_each_strategy_has_its_own_name() -> None:
+    found = strategies(QWEN, 8, Space(vpp=(1, 2, 4), sequence_parallel=(True, False)))
+    assert len({strategy.name for strategy in found}) == len(found)
+
+
+@pytest.mark.parametrize("cards", [1, 2, 6, 8, 16])
+def test_the_count_of_a_plain_space_is_the_count_by_hand(cards: int) -> None:
+    """Even splits, no recomputation: TP × PP × DP × MBS by brute force."""
+    space = Space(
+        vpp=(1,), micro_batch=(1, 2, 3), recompute=(Recompute(),), blocks=False, uneven=False,
+        distributed_optimizer=(False,),
+    )  # fmt: skip
+    expected = 0
+    for tp, pp, dp, mbs in itertools.product(range(1, cards + 1), range(1, cards + 1), range(1, cards + 1), (1, 2, 3)):
+        fits = tp * pp * dp == cards and tp <= 8 and 28 % tp == 0 and 4 % tp == 0 and 28 % pp == 0
+        expected += fits and 64 % (dp * mbs) == 0
+    assert len(strategies(QWEN, cards, space)) == expected
+
+
+def test_a_split_that_does_not_divide_is_filled_with_noop_layers() -> None:
+    found = strategies(QWEN, 8, Space(tp=(1,), pp=(8,), vpp=(1,)))
+    assert all(sum(map(sum, strategy.stages)) == 28 for strategy in found)
+    assert any(strategy.stages == ((3,), (4,), (4,), (4,), (4,), (4,), (4,), (1,)) for strategy in found)
+    even = strategies(QWEN, 8, Space(tp=(1,), pp=(8,), vpp=(1,), uneven=False))
+    assert even == []
+
+
+def test_interleaved_chunks_lose_their_layer_at_the_output_first() -> None:
+    found = [s for s in strategies(QWEN, 8, Space(tp=(2,), pp=(4,), vpp=(4,), micro_batch=(1,))) if s.recompute.kind == "none"]
+    assert [strategy.stages for strategy in found] == [((1, 2, 2, 2), (1, 2, 2, 2), (1, 2, 2, 2), (2, 2, 2, 1))]
+    assert found[0].noop_layers == (1, 3, 5, 31)
+    assert "--num-layers 32 --noop-layers 1,3,5,31 --num-layers-per-virtual-pipeline-stage 2" in " ".join(found[0].arguments())
+
+
+def test_the_strategy_of_the_lab() -> None:
+    words = ["--num-layers", "32", "--noop-layers", "2,3,5,8", "--num-layers-per-virtual-pipeline-stage", "2"]
+    strategy = read_strategy([*ARGS, *words], 8, QWEN)
+    assert [sum(stage) for stage in strategy.stages] == [7, 6, 7, 8]
+    assert strategy.noop_layers == (2, 3, 5, 8)
+    assert strategy.conversion_arguments() == (
+        "--target-tensor-parallel-size", "2", "--target-pipeline-parallel-size", "4",
+        "--num-layers-per-virtual-pipeline-stage", "2", "--noop-layers", "2,3,5,8",
+    )  # fmt: skip
+
+
+def test_microbatches_in_flight_follow_the_schedules() -> None:
+    plain = Strategy(1, 4, 1, 1, 1, ((7,),) * 4)
+    assert [plain.in_flight(stage, 64) for stage in range(4)] == [(4,), (3,), (2,), (1,)]
+    assert plain.in_flight(0, 2) == (2,)
+    interleaved = Strategy(1, 4, 1, 1, 1, ((2, 2),) * 4)
+    # 2 (PP - stage - 1) + (chunks - 1) PP passes ahead, and one more.
+    assert [sum(interleaved.in_flight(stage, 64)) for stage in range(4)] == [11, 9, 7, 5]
+    assert interleaved.in_flight(0, 64) == (7, 4)
+
+
+def test_the_flags_of_the_script_give_way() -> None:
+    rest = without_strategy(ARGS)
+    assert "--tensor-model-parallel-size=2" not in rest and "--recompute-activations" not in rest
+    assert "--sequence-parallel" not in rest and "--bf16" in rest
+    strategy = Strategy(1, 2, 4, 1, 2, ((14,), (14,)), Recompute("block", 3), False, True)
+    text = " ".join(apply(ARGS, strategy))
+    assert text.count("--tensor-model-parallel-size") == 1
+    assert "--recompute-granularity full --recompute-method block --recompute-num-layers 3" in text
+
+
+def test_reading_a_space() -> None:
+    space = read_space({"tp": [2, 4], "recompute": ["none", "block 2"], "split": "even"}, {"max_pp": 4}, 8, "f.yaml")
+    assert (space.tp, space.max_tp, space.max_pp, space.uneven, space.blocks) == ((2, 4), 8, 4, False, False)
+    assert space.recompute == (Recompute("none"), Recompute("block", 2))
+
+
+@pytest.mark.parametrize(
+    ("space", "limits", "sentence"),
+    [
+        ({"pt": 2}, {}, "unknown key 'pt'"),
+        ({"micro_batches": 2}, {}, "did you mean 'micro_batch'"),
+        ({"tp": [8]}, {"max_tp": 4}, "nothing is left to search"),
+        ({"pp": 0}, {}, "whole number of at least 1"),
+        ({"pp": [True]}, {}, "whole number"),
+        ({"tp": []}, {}, "empty list"),
+        ({"recompute": "sometimes"}, {}, "is not none, selective, full, block or block N"),
+        ({"split": "odd"}, {}, "even, uneven or both"),
+        ({"cp_algorithm": "star"}, {}, "is not one of ring, ulysses"),
+        ({"sequence_parallel": "yes"}, {}, "takes true, false"),
+        ({}, {"max_dp": 2}, "unknown key 'max_dp'"),
+        ("tp", {}, "must be a mapping"),
+    ],
+)
+def test_a_space_that_cannot_be_meant(space: object, limits: object, sentence: str) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        read_space(space, limits, 8, "f.yaml")
+
+
+def test_why_a_space_is_empty() -> None:
+    assert "query groups" in why_nothing(QWEN, 8, Space(tp=(8,)))
+    assert "Widen" in why_nothing(QWEN, 8, Space(tp=(4,), pp=(8,)))
+
+
+@pytest.mark.parametrize(
+    ("drop", "add", "sentence"),
+    [
+        ("--hidden-size 3584", "", "does not set --hidden-size"),
+        ("--padded-vocab-size 152064", "", "neither --padded-vocab-size nor --vocab-size"),
+        ("", "--num-experts 8", "dense models only"),
+        ("--seq-length 4096", "--seq-length long", "needs a whole number"),
+    ],
+)
+def test_a_script_that_cannot_be_searched(drop: str, add: str, sentence: str) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        read_shape(" ".join(ARGS).replace(drop, "", 1 if drop else 0).split() + add.split())
+
+
+def test_a_layout_that_does_not_divide(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot be divided"):
+        read_strategy(["--tensor-model-parallel-size", "3"], 8, QWEN)
+    with pytest.raises(UsageError, match="29 layers cannot be divided"):
+        odd = ModelShape(29, 64, 128, 4, 4, 16, 1000, True, False, 128, 8, True, False)
+        read_strategy(["--pipeline-model-parallel-size", "2"], 2, odd)
+
+
+def test_understand_agrees_on_the_world() -> None:
+    job = understand(CALL, "train.sh")
+    assert read_strategy(job.args, job.world_size, read_shape(job.args)).dp == job.parallel.dp
