@@ -1,0 +1,195 @@
+"""report.html in a real browser: quiet, offline, readable on a phone and on a desk, and open to everyone."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mindspeed_dryrun.report import html
+from mindspeed_dryrun.report.explain import explain_ranks
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parent))
+import chromium
+from report_samples import SAMPLES, fits
+from tracker_file import Program
+
+pytestmark = pytest.mark.browser
+AXE = "axe-core@4.10.3"
+SIZES = {"phone": (390, 844), "desk": (1440, 900)}
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[chromium.Chromium]:
+    binary = chromium.find()
+    if binary is None:
+        pytest.skip("chromium is not installed (apt-get install chromium)")
+    found = chromium.Chromium(binary, tmp_path_factory.mktemp("profile"))
+    yield found
+    found.close()
+
+
+@pytest.fixture(scope="module")
+def axe(request: pytest.FixtureRequest) -> str:
+    """axe-core's script: $AXE_CORE, or fetched once from the npm registry into pytest's cache."""
+    given = os.environ.get("AXE_CORE")
+    if given:
+        return Path(given).read_text(encoding="utf-8")
+    folder = Path(str(request.config.cache.mkdir("axe")))
+    script = folder / f"{AXE}.js"
+    if not script.exists():
+        if not shutil.which("npm"):
+            pytest.skip("axe-core is not here: npm is not installed (or set AXE_CORE to axe.min.js)")
+        done = subprocess.run(["npm", "pack", AXE, "--silent"], cwd=folder, capture_output=True, text=True, check=False)
+        packed = next(folder.glob("axe-core-*.tgz"), None)
+        if done.returncode or packed is None:
+            pytest.skip(f"axe-core could not be fetched: {done.stderr.strip()[:200]}")
+        with tarfile.open(packed) as archive:
+            member = archive.extractfile("package/axe.min.js")
+            assert member is not None
+            script.write_bytes(member.read())
+    return script.read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A page for every sample, and one of a record with a tracked rank."""
+    folder = tmp_path_factory.mktemp("pages")
+    found = {}
+    for name, make in SAMPLES.items():
+        found[name] = folder / f"{name}.html"
+        found[name].write_text(html.render(make()), encoding="utf-8")
+    program = Program(layers=14, activation=100 << 20, weight=64 << 20).run()
+    program.write(folder / "ranks" / "00000" / "memory_block.csv")
+    peak = program.peak()[0] >> 20
+    report = fits()
+    rank = dataclasses.replace(report.ranks[0], used_peak_mb=peak, actual_peak_mb=peak + 900)
+    report = dataclasses.replace(report, ranks=(rank, report.ranks[1]), used_peak_mb=peak, actual_peak_mb=peak + 900)
+    job = {
+        "details": {"num_layers": 28, "program": "pretrain_gpt.py"},
+        "patches": ["one"],
+        "environment": {"GLOG_v": "2"},
+    }
+    found["explained"] = folder / "explained.html"
+    found["explained"].write_text(html.page(report, job, explain_ranks(folder, report.ranks)), encoding="utf-8")
+    return found
+
+
+NAMES = [*SAMPLES, "explained"]
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("name", NAMES)
+def test_no_console_message_and_no_request_but_the_page(browser, pages, name, size):
+    browser.open(pages[name], *SIZES[size])
+    browser.evaluate("new Promise(done => setTimeout(done, 200))")
+    assert browser.problems == []
+    assert browser.requests == [pages[name].as_uri()]
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("name", NAMES)
+def test_verdict_and_worst_rank_are_on_the_first_screen_and_nothing_overflows(browser, pages, name, size):
+    width, height = SIZES[size]
+    browser.open(pages[name], width, height)
+    for element in ("verdict", "worst"):
+        box = browser.evaluate(
+            f"(() => {{const b = document.getElementById('{element}').getBoundingClientRect();"
+            f" return {{left: b.left, right: b.right, top: b.top, bottom: b.bottom}}}})()"
+        )
+        assert 0 <= box["left"] < box["right"] <= width and 0 <= box["top"] < box["bottom"] <= height, (element, box)
+    assert browser.evaluate("document.documentElement.scrollWidth") <= width
+    small = browser.evaluate(
+        "[...document.querySelectorAll('body *')].filter(e => e.childElementCount == 0 && e.textContent.trim()"
+        " && e.checkVisibility() && parseFloat(getComputedStyle(e).fontSize) < 10).map(e => e.outerHTML)"
+    )
+    assert small == []
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_the_charts_are_drawn(browser, pages, size, tmp_path):
+    browser.open(pages["explained"], *SIZES[size])
+    area = browser.evaluate(
+        "(() => {const b = document.querySelector('.area').getBoundingClientRect(); return [b.width, b.height]})()"
+    )
+    assert area[0] > 250 and area[1] > 100
+    widths = browser.evaluate(
+        "[...document.querySelectorAll('.bar')[0].querySelectorAll('rect')].map(r => r.getBoundingClientRect().width)"
+    )
+    assert len(widths) >= 5 and all(width > 0 for width in widths)
+    fills = browser.evaluate(
+        "[...document.querySelectorAll('.bar')[0].querySelectorAll('rect')].map(r => getComputedStyle(r).fill)"
+    )
+    assert len(set(fills)) == len(fills)
+    peak = browser.evaluate(
+        "(() => {const b = document.querySelector('.peak').getBoundingClientRect(); return b.left + b.width / 2})()"
+    )
+    text = browser.evaluate(
+        "(() => {const b = document.querySelector('.peak-text').getBoundingClientRect(); return [b.left, b.right]})()"
+    )
+    assert text[0] - 2 <= peak <= text[1] + 2 and text[1] <= SIZES[size][0]
+    assert len(browser.screenshot(tmp_path / "page.png")) > 20_000
+
+
+def test_light_and_dark_differ_and_both_are_readable(browser, pages, tmp_path):
+    colours = {}
+    for scheme in ("light", "dark"):
+        browser.open(pages["explained"], *SIZES["desk"], scheme=scheme)
+        colours[scheme] = browser.evaluate(
+            "[getComputedStyle(document.body).backgroundColor, getComputedStyle(document.body).color]"
+        )
+    assert colours["light"] != colours["dark"]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("name", NAMES)
+def test_axe_finds_no_serious_violation(browser, pages, axe, name, size, scheme):
+    browser.open(pages[name], *SIZES[size], scheme=scheme)
+    browser.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
+    browser.evaluate(axe + "; null")
+    found = json.loads(browser.evaluate("axe.run().then(result => JSON.stringify(result.violations))"))
+    serious = [
+        (item["id"], item["impact"], [node["html"][:200] for node in item["nodes"]][:3])
+        for item in found
+        if item["impact"] in ("serious", "critical", "moderate")
+    ]
+    assert serious == []
+
+
+def test_axe_would_notice(browser, pages, axe):
+    """A check that finds nothing proves something only if it can find something."""
+    browser.open(pages["fits"], *SIZES["desk"])
+    browser.evaluate("document.querySelector('.verdict p').style.color = '#9fd8ad'; null")
+    browser.evaluate("document.querySelectorAll('svg').forEach(s => s.removeAttribute('aria-label')); null")
+    browser.evaluate(axe + "; null")
+    found = browser.evaluate("axe.run().then(result => result.violations.map(v => v.id))")
+    assert {"color-contrast", "svg-img-alt"} <= set(found)
+
+
+def test_what_came_from_a_log_is_text_and_nothing_ran(browser, pages):
+    browser.open(pages["hostile"], *SIZES["desk"])
+    assert browser.evaluate("document.scripts.length") == 0
+    assert browser.evaluate("document.title").startswith("FAILED: ")
+    assert "<script>document.title='owned'</script>" in browser.evaluate("document.querySelector('pre').textContent")
+    assert browser.evaluate("document.querySelectorAll('img, i').length") == 0
+
+
+def test_the_keyboard_reaches_the_skip_link_and_every_scrolling_table(browser, pages):
+    browser.open(pages["explained"], *SIZES["phone"])
+    reached = []
+    for _ in range(12):
+        for kind in ("keyDown", "keyUp"):
+            browser.call("Input.dispatchKeyEvent", type=kind, key="Tab", code="Tab", windowsVirtualKeyCode=9)
+        reached.append(browser.evaluate("document.activeElement.className || document.activeElement.tagName"))
+    assert reached[0] == "skip"
+    assert reached.count("scroll") >= 5 and "SUMMARY" in reached
