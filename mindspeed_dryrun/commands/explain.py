@@ -48,6 +48,8 @@ def run(args: argparse.Namespace) -> int:
             print(explain_view.render_json([found]), end="")
         else:
             print(explain_view.render_text(found), end="")
+            if report and report.job and report.job.parallel.vpp:
+                print("\nWith VPP each chunk of a microbatch is a forward of its own, and counted as one.")
             _advise(args, report, found)
     if args.format == "table":
         for trace in traces:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 
 from mindspeed_dryrun.record.model import Report
@@ -29,7 +30,8 @@ def render(levers: Sequence[Lever], now_mb: int, tried: Mapping[str, Report | st
         body.append(cells)
     lines = [f"What to change (used peak of this rank now: {now_mb}M)", *columns(head, body, left=(0,)), ""]
     for lever in levers:
-        lines += [f"{lever.name}: {lever.why}", f"  {view.clean(lever.command)}"]
+        # A command stays on one line, however long: it is there to be copied.
+        lines += [*textwrap.wrap(f"{lever.name}: {lever.why}", 80), f"  {view.clean(lever.command)}"]
         result = (tried or {}).get(lever.name)
         if isinstance(result, str):
             lines.append(f"  could not be tried: {view.clean(result)}")

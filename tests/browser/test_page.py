@@ -73,7 +73,15 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     peak = program.peak()[0] >> 20
     report = fits()
     rank = dataclasses.replace(report.ranks[0], used_peak_mb=peak, actual_peak_mb=peak + 900)
-    report = dataclasses.replace(report, ranks=(rank, report.ranks[1]), used_peak_mb=peak, actual_peak_mb=peak + 900)
+    long = "/a/long/folder/without/a/space/" * 6
+    report = dataclasses.replace(
+        report,
+        ranks=(rank, report.ranks[1]),
+        used_peak_mb=peak,
+        actual_peak_mb=peak + 900,
+        notes=(f"the checkpoint '{long}' is not here",),
+        job=dataclasses.replace(fits().job, script=long + "train.sh"),
+    )
     job = {
         "details": {"num_layers": 28, "program": "pretrain_gpt.py"},
         "patches": ["one"],
