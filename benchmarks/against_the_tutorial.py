@@ -15,17 +15,13 @@ import argparse
 import json
 import os
 import re
-import resource
 import shutil
-import subprocess
 import sys
 import tempfile
-import threading
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
+from measuring import measure
 
 from mindspeed_dryrun import packages
 from mindspeed_dryrun.cann import choose_engine
@@ -50,43 +46,25 @@ class Cost:
 
     def plus(self, other: Cost, factor: float) -> Cost:
         """This cost and `factor` times the difference to another one."""
+
         def grow(a: float, b: float) -> float:
             return a + factor * (b - a)
 
-        return Cost(grow(self.wall_s, other.wall_s), grow(self.cpu_s, other.cpu_s), grow(self.log_mb, other.log_mb), other.host_mb, other.peaks)
-
-
-def measure(command: list[str], environ: dict[str, str], cwd: Path) -> tuple[float, float, float]:
-    """Seconds, CPU seconds and the peak of the host memory of the whole tree, in MB."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    started = time.monotonic()
-    process = subprocess.Popen(command, env=environ, cwd=cwd, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    peak = 0.0
-    done = threading.Event()
-
-    def watch() -> None:
-        nonlocal peak
-        while not done.wait(0.5):
-            try:
-                tree = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
-                peak = max(peak, sum(item.memory_info().rss for item in tree if item.is_running()) / 2**20)
-            except psutil.Error:
-                continue
-
-    thread = threading.Thread(target=watch)
-    thread.start()
-    process.wait()
-    done.set()
-    thread.join()
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return time.monotonic() - started, cpu, peak
+        return Cost(
+            grow(self.wall_s, other.wall_s),
+            grow(self.cpu_s, other.cpu_s),
+            grow(self.log_mb, other.log_mb),
+            other.host_mb,
+            other.peaks,
+        )
 
 
 def tutorial_way(job: Job, ranks: int, microbatches: int, folder: Path) -> Cost:
     """`ranks` workers through upstream's msrun, started as the tutorial starts them."""
     folder.mkdir(parents=True)
-    (folder / "pretrain.py").write_text("import runpy\nrunpy.run_module('mindspeed_dryrun.trainer', run_name='__main__')\n")
+    (folder / "pretrain.py").write_text(
+        "import runpy\nrunpy.run_module('mindspeed_dryrun.trainer', run_name='__main__')\n"
+    )
     batch = microbatches * job.micro_batch * job.parallel.dp
     args = override_args(job.args, ["--train-iters", str(ITERATIONS), "--global-batch-size", str(batch)])
     environ = choose_engine().environment(os.environ)
@@ -109,12 +87,23 @@ def tutorial_way(job: Job, ranks: int, microbatches: int, folder: Path) -> Cost:
 def our_way(script: Path, sets: list[str], folder: Path) -> Cost:
     """`launch`, with nothing but the script."""
     folder.mkdir(parents=True)
-    command = [sys.executable, "-m", "mindspeed_dryrun.launch", str(script), "--trainer", "embedded", "--out", str(folder / "record")]
+    command = [
+        sys.executable,
+        "-m",
+        "mindspeed_dryrun.launch",
+        str(script),
+        "--trainer",
+        "embedded",
+        "--out",
+        str(folder / "record"),
+    ]
     for item in sets:
         command += ["--set", item]
     wall, cpu, host = measure(command, {**os.environ, "PYTHONPATH": str(ROOT)}, folder)
     report = json.loads((folder / "record" / "report.json").read_text())
-    peaks = {rank: (item["used_peak_mb"], item["actual_peak_mb"]) for item in report["ranks"] for rank in item["represents"]}
+    peaks = {
+        rank: (item["used_peak_mb"], item["actual_peak_mb"]) for item in report["ranks"] for rank in item["represents"]
+    }
     logs = (folder / "record").glob("ranks/*/worker.log")
     return Cost(wall, cpu, sum(path.stat().st_size for path in logs) / 2**20, host, peaks)
 
@@ -124,7 +113,9 @@ def main() -> int:
     parser.add_argument("--script", type=Path, default=ROOT / "examples/pretrain_qwen25_7b_32k_ms.sh")
     parser.add_argument("--set", action="append", default=[], dest="sets", metavar="NAME=VALUE")
     parser.add_argument("--sample-ranks", type=int, help="run so many ranks of the tutorial's way and scale up")
-    parser.add_argument("--sample-microbatches", type=int, help="run so many microbatches, and twice as many, and scale up")
+    parser.add_argument(
+        "--sample-microbatches", type=int, help="run so many microbatches, and twice as many, and scale up"
+    )
     args = parser.parse_args()
     job = read_job(args.script, LaunchOptions(sets=dict(item.split("=", 1) for item in args.sets)))
     folder = Path(tempfile.mkdtemp(prefix="against-the-tutorial-"))
@@ -136,16 +127,22 @@ def main() -> int:
             few = tutorial_way(job, ranks, args.sample_microbatches, folder / "few")
             more = tutorial_way(job, ranks, 2 * args.sample_microbatches, folder / "more")
             tutorial = few.plus(more, (job.microbatches - args.sample_microbatches) / args.sample_microbatches)
-            said.append(f"from {args.sample_microbatches} and {2 * args.sample_microbatches} of {job.microbatches} microbatches")
+            said.append(
+                f"from {args.sample_microbatches} and {2 * args.sample_microbatches} of {job.microbatches} microbatches"
+            )
         else:
             tutorial = tutorial_way(job, ranks, job.microbatches, folder / "all")
         if ranks < job.world_size:
             factor = job.world_size / ranks
-            tutorial.cpu_s, tutorial.wall_s, tutorial.log_mb = (value * factor for value in (tutorial.cpu_s, tutorial.wall_s, tutorial.log_mb))
+            tutorial.cpu_s, tutorial.wall_s, tutorial.log_mb = (
+                value * factor for value in (tutorial.cpu_s, tutorial.wall_s, tutorial.log_mb)
+            )
             said.append(f"from {ranks} of {job.world_size} ranks")
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    print(f"{args.script.name} {' '.join(args.sets)}: {job.world_size} ranks, {job.microbatches} microbatches, {len(os.sched_getaffinity(0))} cores")
+    print(
+        f"{args.script.name} {' '.join(args.sets)}: {job.world_size} ranks, {job.microbatches} microbatches, {len(os.sched_getaffinity(0))} cores"
+    )
     print(f"The tutorial's way {'extrapolated ' + ' and '.join(said) if said else 'in full'}.\n")
     print("| | tutorial's way | ours | ratio |", "|---|---|---|---|", sep="\n")
     for name, theirs, mine in (

@@ -73,7 +73,16 @@ def try_version(version: str, python: str, logs: Path | None) -> list[str]:
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run([python, "-m", "venv", f"{folder}/venv"], check=True)
         inside = f"{folder}/venv/bin/python"
-        install = [inside, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", f"mindspore=={version}", str(ROOT)]
+        install = [
+            inside,
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--disable-pip-version-check",
+            f"mindspore=={version}",
+            str(ROOT),
+        ]
         done = subprocess.run(install, capture_output=True, text=True, check=False)
         if done.returncode:
             return [f"no wheel for this Python ({python})"] * len(PROGRAMS)
@@ -84,7 +93,9 @@ def try_version(version: str, python: str, logs: Path | None) -> list[str]:
             done = subprocess.run(command, capture_output=True, text=True, check=False, env=environ, cwd=folder)
             if logs:
                 logs.mkdir(parents=True, exist_ok=True)
-                (logs / f"{version}-{name.replace(' ', '_').replace('/', '_')}.log").write_text(done.stdout + done.stderr)
+                (logs / f"{version}-{name.replace(' ', '_').replace('/', '_')}.log").write_text(
+                    done.stdout + done.stderr
+                )
             cells.append(_cell(done.stdout.split(), expected))
         return cells
 
