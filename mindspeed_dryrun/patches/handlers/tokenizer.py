@@ -61,6 +61,8 @@ def build_tokenizer(original: Callable[..., Any]) -> Callable[..., Any]:
             return SizedTokenizer(int(size))
         try:
             return original(args, *rest, **kwargs)
+        except DryRunError:
+            raise
         except Exception as error:
             raise DryRunError(
                 f"The size of the vocabulary is unknown: the tokenizer cannot be loaded ({error}). "

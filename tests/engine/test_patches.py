@@ -1,0 +1,252 @@
+"""The patches against the real MindSpore, MSAdapter and megatron-core from PyPI, each on its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mindspeed_dryrun.cann import Engine
+from mindspeed_dryrun.errors import DryRunError
+from mindspeed_dryrun.packages import engine_path
+from mindspeed_dryrun.patches import catalogue
+
+pytestmark = pytest.mark.engine
+ROOT = Path(__file__).resolve().parents[2]
+HIDDEN = "msadapter-stale-transformer-engine"
+PATCHES = {patch["name"]: patch for patch in catalogue.compile()}
+
+
+@pytest.fixture(scope="session")
+def packages() -> list[str]:
+    try:
+        return engine_path()
+    except DryRunError as error:
+        pytest.skip(str(error))
+
+
+class Rank:
+    """One rank that runs a program of the test with the patches of its choice."""
+
+    def __init__(self, engine: Engine, packages: list[str], folder: Path) -> None:
+        self.engine, self.packages, self.folder = engine, packages, folder
+
+    def run(
+        self, program: str, patches: list[dict[str, Any]], world_size: int = 2, **environ: str
+    ) -> subprocess.CompletedProcess[str]:
+        (self.folder / "program.py").write_text(program)
+        (self.folder / "patches.json").write_text(json.dumps(patches))
+        settings = {
+            "mode": "rank",
+            "trainer": "embedded",
+            "patches": str(self.folder / "patches.json"),
+            "progress": str(self.folder / "progress.jsonl"),
+            "scratch": str(self.folder / "scratch"),
+            "iterations": 1,
+            **json.loads(environ.pop("settings", "{}")),
+        }
+        environment = self.engine.environment(os.environ) | {
+            "RANK_ID": "0",
+            "RANK_SIZE": str(world_size),
+            "MS_WORKER_NUM": str(world_size),
+            "DEVICE_ID": "0",
+            "MINDSPEED_DRYRUN": json.dumps(settings),
+        }
+        environment["PYTHONPATH"] = os.pathsep.join([*self.packages, str(ROOT), environment.get("PYTHONPATH", "")])
+        environment.update(environ)
+        command = [sys.executable, "-m", "mindspeed_dryrun.bootstrap", str(self.folder / "program.py")]
+        return subprocess.run(
+            command,
+            env=environment,
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=300,
+            errors="replace",
+        )
+
+    def phases(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (self.folder / "progress.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture
+def rank(engine: Engine, packages: list[str], tmp_path: Path) -> Rank:
+    return Rank(engine, packages, tmp_path)
+
+
+GROUP = """
+import os, torch
+torch.distributed.init_process_group(backend="nccl", world_size=2, rank=0)
+from msadapter.distributed import distributed_c10d
+rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
+print("GROUP", rank, world_size, distributed_c10d._default_pg_init_method, os.environ.get("MS_ROLE"))
+"""
+
+
+def test_a_process_group_without_scheduler(rank: Rank) -> None:
+    done = rank.run(GROUP, [PATCHES["msadapter-init-process-group"]])
+    assert done.returncode == 0, done.stderr[-2000:]
+    word = next(line for line in done.stdout.splitlines() if line.startswith("GROUP")).split()
+    assert word[1:3] == ["0", "2"] and word[3].startswith("tcp://127.0.0.1:") and word[4] == "None"
+    assert not (rank.folder / "schedule.log").exists()
+    assert [phase["phase"] for phase in rank.phases()] == ["importing", "finished"]
+
+
+def test_without_the_patch_the_process_group_fails_as_the_catalogue_says(rank: Rank) -> None:
+    done = rank.run(GROUP, [])
+    assert done.returncode != 0
+    assert "Cannot get host and port information from None" in done.stderr + done.stdout
+
+
+def test_devices_are_counted_where_there_are_none(rank: Rank) -> None:
+    done = rank.run("import torch; print('COUNT', torch.cuda.device_count())", [PATCHES["msadapter-device-count"]])
+    assert "COUNT 8" in done.stdout, done.stderr[-2000:]
+
+
+INIT = """
+import time, torch
+weight = torch.empty(8192, 8192)
+start = time.monotonic()
+for name in ("normal_", "uniform_", "trunc_normal_", "xavier_uniform_", "xavier_normal_", "kaiming_uniform_", "kaiming_normal_"):
+    assert getattr(torch.nn.init, name)(weight) is weight, name
+print("SECONDS", time.monotonic() - start)
+"""
+
+
+def test_weights_are_not_drawn(rank: Rank) -> None:
+    done = rank.run(
+        INIT, [patch for name, patch in PATCHES.items() if name.startswith("msadapter-init-") and "group" not in name]
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert float(done.stdout.split("SECONDS")[1].split()[0]) < 1.0
+
+
+MOE = """
+import torch
+from megatron.core.transformer.moe import moe_utils
+tokens = torch.zeros(64, 16)
+routing_map = torch.zeros(64, 8, dtype=torch.bool)
+probs = torch.zeros(64, 8)
+permuted, chosen, order = moe_utils.permute(tokens, routing_map, probs=probs, num_out_tokens=128)
+print("PERMUTED", tuple(permuted.shape), tuple(chosen.shape), tuple(order.shape))
+restored = moe_utils.unpermute(permuted, order, restore_shape=tokens.shape, probs=probs, routing_map=routing_map)
+print("RESTORED", tuple(restored.shape))
+"""
+
+
+def test_tokens_are_spread_evenly_over_experts(rank: Rank) -> None:
+    done = rank.run(MOE, [PATCHES[name] for name in (HIDDEN, "megatron-moe-permute", "megatron-moe-unpermute")])
+    assert "PERMUTED (128, 16) (128,) (128,)" in done.stdout, done.stderr[-2000:]
+    assert "RESTORED (64, 16)" in done.stdout, done.stderr[-2000:]
+
+
+def test_without_the_patch_the_shape_of_permuted_tokens_is_unknown(rank: Rank) -> None:
+    done = rank.run(MOE, [PATCHES[HIDDEN]])
+    assert done.returncode != 0 and "the output shape depends on the actual execution" in done.stderr + done.stdout
+
+
+DISPATCHER = """
+import torch
+from types import SimpleNamespace
+from megatron.core.transformer.moe.legacy_a2a_token_dispatcher import MoEAlltoAllSEQTokenDispatcher as Dispatcher
+import megatron.core.tensor_parallel as tp
+tp.gather_from_sequence_parallel_region = lambda x, group=None: torch.cat([x, x])
+self = SimpleNamespace(
+    config=SimpleNamespace(expert_model_parallel_size=2, moe_router_topk=2, moe_expert_capacity_factor=None),
+    num_experts=8, num_local_experts=4, local_expert_indices=[4, 5, 6, 7], drop_and_pad=False, ep_size=2, tp_size=1,
+    ep_group=None, input_splits=None, output_splits=None, num_global_tokens_per_local_expert_cpu=None, capacity=None,
+)
+counts = Dispatcher.preprocess(self, torch.zeros(64, 8, dtype=torch.bool))
+print("SPLITS", list(self.input_splits), list(self.output_splits), counts.tolist(), self.num_out_tokens)
+print("SOURCES", self.num_global_tokens_per_local_expert_cpu.ravel().tolist())
+"""
+
+
+@pytest.mark.parametrize(("factor", "received"), [(1.0, 16), (1.5, 24)])
+def test_a_dispatcher_gets_even_splits_times_the_imbalance(rank: Rank, factor: float, received: int) -> None:
+    settings = json.dumps({"moe_imbalance": factor})
+    done = rank.run(DISPATCHER, [PATCHES[HIDDEN], PATCHES["megatron-moe-alltoall-seq"]], settings=settings)
+    assert f"SPLITS [64, 64] {[4 * received] * 2} {[2 * received] * 4} 128" in done.stdout, (
+        done.stdout[-500:] + done.stderr[-2000:]
+    )
+    assert f"SOURCES {[received] * 8}" in done.stdout
+
+
+UNDO = """
+import importlib, json, sys
+from mindspeed_dryrun.patches import engine
+engine.undo()
+import torch, torch_npu.atb
+sys.modules["transformer_engine"] = None
+patches = [p for p in json.load(open("patches.json")) if "hide" not in p]
+for patch in patches:
+    try:
+        importlib.import_module(patch["target"].partition(":")[0])
+    except ImportError:
+        pass
+def attribute(target):
+    module, _, path = target.partition(":")
+    owner = sys.modules[module]
+    *parents, name = path.split(".")
+    for parent in parents:
+        owner = getattr(owner, parent)
+    return vars(owner).get(name)
+present = [p for p in patches if p["target"].partition(":")[0] in sys.modules]
+before = {p["target"]: attribute(p["target"]) for p in present}
+everything = {name: dict(vars(module)) for name, module in sys.modules.items() if hasattr(module, "__dict__")}
+engine.install(present)
+changed = [t for t in before if attribute(t) is before[t]]
+assert not changed, changed
+engine.undo()
+assert all(attribute(t) is before[t] for t in before)
+for name, names in everything.items():
+    for key, value in names.items():
+        if callable(value):
+            assert vars(sys.modules[name]).get(key) is value, (name, key)
+print("UNDONE", len(before))
+"""
+
+
+def test_apply_all_undo_all_and_every_attribute_is_the_object_it_was(rank: Rank) -> None:
+    done = rank.run(UNDO, list(PATCHES.values()))
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert int(done.stdout.split("UNDONE")[1].split()[0]) >= 15
+
+
+def test_the_catalogue_knows_what_is_on_pypi(packages: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of the catalogue has lost its target in the pinned packages; what is not in them is `not installed`."""
+    for folder in reversed(packages):
+        monkeypatch.syspath_prepend(folder)
+    states = {name: catalogue.state(patch) for name, patch in PATCHES.items()}
+    assert {name for name, state in states.items() if state == "target missing"} == set()
+    assert states["msadapter-init-process-group"] == states["mindspore-grouped-matmul"] == "applies"
+    assert states["megatron-moe-permute"] == "applies"
+
+
+def test_a_patch_without_its_target_stops_the_rank_and_names_it(rank: Rank) -> None:
+    gone = {**PATCHES["msadapter-device-count"], "name": "my-patch", "target": "msadapter.cuda:no_such_function"}
+    done = rank.run("import torch; print('TRAINED')", [gone])
+    assert done.returncode == 1 and "TRAINED" not in done.stdout
+    for word in ("my-patch", "msadapter.cuda:no_such_function", "0.5.0b1"):
+        assert word in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("environ", "sentence"),
+    [
+        ({"MS_SIMULATION_LEVEL": ""}, "Simulation is not on"),
+        ({"RANK_TABLE_FILE": "0"}, "RANK_TABLE_FILE is set"),
+        ({"MS_ROLE": "MS_WORKER"}, "MS_ROLE is set"),
+    ],
+)
+def test_a_rank_without_simulation_does_not_start_its_trainer(
+    rank: Rank, environ: dict[str, str], sentence: str
+) -> None:
+    done = rank.run("print('TRAINED')", [], **environ)
+    assert done.returncode == 1 and "TRAINED" not in done.stdout and sentence in done.stderr
