@@ -4,8 +4,9 @@
     mindspeed-dryrun calibrate rows.yaml --hardware examples/hardware/ascend910b.yaml --out mine.yaml
 
 A SOURCE is a log of a real training run (rank 0's, which prints the trainer's arguments; with --script any rank's), or a
-YAML file with `script` and `rows`, each row with `set`/`args` and one of `log`, `iteration_ms`, `tflops_per_card`. Two
-efficiencies are fitted, of computing and of communicating. Name the file that --out writes as `hardware` of a search.
+YAML file with `script` and `rows`, each row with `set`/`args` and one of `log`, `iteration_ms`, `tflops_per_card`.
+Three efficiencies are fitted: computing, communicating, exchanging between pipeline stages. Give an interleaved (VPP) and
+a plain run to tell the last one apart. Name the file that --out writes as `hardware` of a search or a sweep.
 """
 
 from __future__ import annotations
@@ -55,7 +56,8 @@ def run(args: argparse.Namespace) -> int:
     ]
     print(table(["row", "strategy", "measured s", "fitted s", "error", "error if left out"], lines, left=2))
     print(
-        f"Computing {done.compute:.2f} and communicating {done.communication:.2f} times as fast as {args.hardware} says; "
+        f"Computing {done.compute:.2f}, communicating {done.communication:.2f} and exchanging between stages "
+        f"{done.exchange:.2f} times as fast as {args.hardware} says; "
         f"predictions are good to ±{100 * (done.hardware.error or 0):.0f}%."
     )
     if args.out:

@@ -1,7 +1,8 @@
 """Fits the hardware's efficiencies to a user's own training logs.
 
-Two numbers are fitted: how much faster (or slower) than the hardware file its cards compute, and how much faster they
-communicate. Each has a prior around 1, so that one log moves both a little and several tell them apart.
+Three factors are fitted: how much faster (or slower) than the hardware file says its cards compute, communicate, and
+exchange activations between pipeline stages. Each has a prior around 1, so that one log moves all a little and several
+tell them apart.
 """
 
 from __future__ import annotations
@@ -16,12 +17,14 @@ from pathlib import Path
 
 from mindspeed_dryrun.errors import UsageError
 from mindspeed_dryrun.strategy.hardware import Hardware
+from mindspeed_dryrun.strategy.linear import LinearBelief, Prior
 from mindspeed_dryrun.strategy.shape import ModelShape, read_shape
 from mindspeed_dryrun.strategy.strategy import Strategy, read_strategy
 from mindspeed_dryrun.strategy.time_model import iteration_seconds
 
-# Prior spread of the two factors (logarithmic) and spread of a measured iteration.
-_FACTOR_SPREAD, _TIME_SPREAD = 0.35, 0.03
+# Prior spread of the factors (logarithmic; little is known of the last) and spread of a measured iteration.
+_FACTOR_SPREADS = (0.35, 0.35, 1.2)
+_TIME_SPREAD = 0.03
 # A fit is never claimed to be better than this.
 _LEAST_ERROR = 0.05
 
@@ -48,6 +51,7 @@ class Fit:
     hardware: Hardware
     compute: float
     communication: float
+    exchange: float
     residuals: tuple[tuple[str, float], ...]  # relative: predicted over measured, minus 1
     held_out: tuple[tuple[str, float], ...]
 
@@ -124,8 +128,8 @@ def fit(rows: Sequence[Row], hardware: Hardware) -> Fit:
     """The most likely factors, their error on each row, and the error of each row when it is left out."""
     if not rows:
         raise UsageError("There is nothing to calibrate with: give at least one training log.")
-    compute, communication = _factors(rows, hardware)
-    scaled = hardware.scaled(compute, communication)
+    factors = _factors(rows, hardware)
+    scaled = hardware.scaled(*factors)
     residuals = _errors(rows, scaled)
     held_out: list[tuple[str, float]] = []
     for index, row in enumerate(rows):
@@ -134,46 +138,34 @@ def fit(rows: Sequence[Row], hardware: Hardware) -> Fit:
             held_out += _errors([row], hardware.scaled(*_factors(rest, hardware)))
     worst = max(abs(error) for _, error in [*residuals, *held_out])
     if len(rows) == 1:
-        worst = max(worst, 2 * _FACTOR_SPREAD / 3)
+        worst = max(worst, 2 * _FACTOR_SPREADS[0] / 3)
     done = dataclasses.replace(
         scaled, calibrated=tuple(row.name for row in rows), error=round(max(worst, _LEAST_ERROR), 4)
     )
-    return Fit(done, compute, communication, tuple(residuals), tuple(held_out))
+    return Fit(done, *factors, tuple(residuals), tuple(held_out))
 
 
 def _errors(rows: Iterable[Row], hardware: Hardware) -> list[tuple[str, float]]:
     return [(row.name, iteration_seconds(row.shape, row.strategy, hardware) / row.seconds - 1) for row in rows]
 
 
-def _factors(rows: Sequence[Row], hardware: Hardware) -> tuple[float, float]:
-    """Gauss-Newton on the logarithms of both factors, with their priors as two more observations."""
-    logs = [0.0, 0.0]
+def _factors(rows: Sequence[Row], hardware: Hardware) -> tuple[float, float, float]:
+    """The most likely factors: Gauss-Newton on their logarithms, one observation after the other (a Kalman filter that is
+    started again until the point it is linearised at no longer moves)."""
+    names = ("compute", "communication", "exchange")
+    at = dict.fromkeys(names, 0.0)
 
-    def predicted(row: Row, at: Sequence[float]) -> float:
-        return math.log(iteration_seconds(row.shape, row.strategy, hardware.scaled(math.exp(at[0]), math.exp(at[1]))))
+    def predicted(row: Row, logs: dict[str, float]) -> float:
+        scaled = hardware.scaled(*(math.exp(logs[name]) for name in names))
+        return math.log(iteration_seconds(row.shape, row.strategy, scaled))
 
-    prior = 1 / _FACTOR_SPREAD**2
-    weight = 1 / _TIME_SPREAD**2
-    for _ in range(20):
-        normal = [[prior, 0.0], [0.0, prior]]
-        right = [-prior * logs[0], -prior * logs[1]]
+    for _ in range(12):
+        priors = {name: Prior(0.0, spread) for name, spread in zip(names, _FACTOR_SPREADS, strict=True)}
+        belief = LinearBelief(priors)
         for row in rows:
-            here = predicted(row, logs)
-            slope = [
-                (predicted(row, [logs[0] + 1e-4, logs[1]]) - here) / 1e-4,
-                (predicted(row, [logs[0], logs[1] + 1e-4]) - here) / 1e-4,
-            ]
-            missing = math.log(row.seconds) - here
-            for i in range(2):
-                right[i] += weight * slope[i] * missing
-                for j in range(2):
-                    normal[i][j] += weight * slope[i] * slope[j]
-        determinant = normal[0][0] * normal[1][1] - normal[0][1] * normal[1][0]
-        step = [
-            (right[0] * normal[1][1] - right[1] * normal[0][1]) / determinant,
-            (right[1] * normal[0][0] - right[0] * normal[1][0]) / determinant,
-        ]
-        logs = [logs[0] + step[0], logs[1] + step[1]]
-        if max(map(abs, step)) < 1e-9:
-            break
-    return math.exp(logs[0]), math.exp(logs[1])
+            here = predicted(row, at)
+            slopes = {name: (predicted(row, {**at, name: at[name] + 1e-4}) - here) / 1e-4 for name in names}
+            target = math.log(row.seconds) - here + sum(slopes[name] * at[name] for name in names)
+            belief.observe(slopes, target, _TIME_SPREAD)
+        at = {name: belief.predict({name: 1.0})[0] for name in names}
+    return math.exp(at["compute"]), math.exp(at["communication"]), math.exp(at["exchange"])

@@ -16,12 +16,11 @@ _MEASURED = ("log", "iteration_ms", "tflops_per_card")
 
 def read_rows(path: Path) -> list[Row]:
     """Every row with its time in seconds."""
-    section = Section(read_yaml(path), str(path), ("script", "set", "args", "rows", "counts_noop_layers"))
+    section = Section(read_yaml(path), str(path), ("script", "set", "args", "rows"))
     script = path.parent / section.text("script")
     items = section.data.get("rows")
     if not isinstance(items, list) or not items:
         raise UsageError(f"{path}: 'rows' must be a list of measured variants.")
-    counts_noop = section.booleans("counts_noop_layers")[0] if section.has("counts_noop_layers") else False
     rows = []
     for index, item in enumerate(items, 1):
         one = Section(item, f"{path}: row {index}", ("name", "set", "args", *_MEASURED))
@@ -37,8 +36,6 @@ def read_rows(path: Path) -> list[Row]:
         elif given[0] == "iteration_ms":
             seconds = one.number("iteration_ms") / 1000
         else:
-            layers = shape.layers + (len(strategy.noop_layers) if counts_noop else 0)
-            flops = shape.iteration_flops(layers)
-            seconds = flops / (one.number("tflops_per_card") * 1e12 * job.world_size)
+            seconds = shape.iteration_flops / (one.number("tflops_per_card") * 1e12 * job.world_size)
         rows.append(Row(one.text("name", f"row {index}"), shape, strategy, seconds))
     return rows

@@ -37,6 +37,7 @@ class Hardware:
     topology: str
     network_gb_s: Range  # of one card, between nodes
     latency_us: Range
+    exchange_ms: Range  # a synchronous exchange between stages, beside its transfer
     cards_per_node: int
     hbm_mb: int
     calibrated: tuple[str, ...] = ()  # the rows that the efficiencies were fitted to
@@ -47,15 +48,15 @@ class Hardware:
 
         def move(name: str) -> Range:
             spread: Range = getattr(self, name)
-            slow_is_high = name.endswith("_us")
+            slow_is_high = name.endswith(("_us", "_ms"))
             value = getattr(spread, {"low": "high", "high": "low"}[end] if slow_is_high else end)
             return Range(value, value, value)
 
         changes: dict[str, Any] = {name: move(name) for name in RANGES}
         return dataclasses.replace(self, **changes)
 
-    def scaled(self, compute: float, communication: float) -> Hardware:
-        """The same card with its computing and its communicating made faster by these factors."""
+    def scaled(self, compute: float, communication: float, exchange: float = 1.0) -> Hardware:
+        """The same card with its computing, its communicating and its exchanges made faster by these factors."""
 
         def times(name: str, factor: float) -> Range:
             spread: Range = getattr(self, name)
@@ -69,12 +70,13 @@ class Hardware:
             link_gb_s=times("link_gb_s", communication),
             network_gb_s=times("network_gb_s", communication),
             latency_us=times("latency_us", 1 / communication),
+            exchange_ms=times("exchange_ms", 1 / exchange),
         )
 
 
 RANGES = (
     "matmul_tflops", "attention_efficiency", "memory_gb_s", "kernel_overhead_us", "link_gb_s", "network_gb_s",
-    "latency_us",
+    "latency_us", "exchange_ms",
 )  # fmt: skip
 _KEYS = (
     "name", *RANGES, "tile", "cores", "topology", "cards_per_node", "hbm_gb", "calibrated", "error",

@@ -53,13 +53,13 @@ class ModelShape:
         """The embedding table, and as many again in an untied output layer."""
         return self.vocab * self.hidden
 
-    def iteration_flops(self, layers: int | None = None) -> float:
-        """Floating-point operations of one iteration as Megatron counts them for its throughput line: three times the
-        forward pass, causal attention at half, no recomputation. Megatron multiplies by `--num-layers`, so no-op layers
-        must be passed in `layers` to get the figure of a log that counts them."""
+    @property
+    def iteration_flops(self) -> float:
+        """Floating-point operations of one iteration as the trainer's throughput line counts them: three times the
+        forward pass, causal attention at half, neither recomputation nor no-op layers."""
         per_token = 6.0 * self.layer_parameters + 6.0 * self.seq * self.heads * self.head_dim
         tokens = float(self.global_batch) * self.seq
-        return tokens * ((self.layers if layers is None else layers) * per_token + 6.0 * self.vocabulary_parameters)
+        return tokens * (self.layers * per_token + 6.0 * self.vocabulary_parameters)
 
 
 def value_of(args: Sequence[str], flag: str) -> str | None:

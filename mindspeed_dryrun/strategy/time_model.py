@@ -96,7 +96,7 @@ def estimate(shape: ModelShape, strategy: Strategy, hardware: Hardware) -> Estim
         bubble_s=bubble,
         optimizer_s=step,
         tokens_per_s=shape.global_batch * shape.seq / seconds,
-        tflops_per_card=shape.iteration_flops() / seconds / strategy.world / 1e12,
+        tflops_per_card=shape.iteration_flops / seconds / strategy.world / 1e12,
     )
 
 
@@ -112,23 +112,13 @@ def _iteration(shape: ModelShape, strategy: Strategy, hardware: Hardware) -> tup
     plain = forward + backward
     if strategy.recompute.kind == "selective":
         plain = plain + _attention(shape, strategy, hardware)[0]
-    send = _send_seconds(shape, strategy, hardware)
     stages = []
     for index, chunks in enumerate(strategy.stages):
         time = _Pass()
         for layers in chunks:
             recomputed = strategy.recompute.of_chunk(layers)
             time = time + again.times(recomputed) + plain.times(layers - recomputed)
-        if index == 0:
-            time = time + _embedding(shape, strategy, hardware)
-        if index == strategy.pp - 1:
-            time = time + _head(shape, strategy, hardware)
-        if strategy.pp > 1:
-            # The first and the last stage have one neighbour. Interleaved stages overlap the transfer, not the start.
-            exchanges = 1 if index in (0, strategy.pp - 1) else 2
-            start = hardware.latency_us.typical * 1e-6
-            once = send if strategy.chunks == 1 else 2 * start * strategy.chunks
-            time = time + _Pass(waiting=exchanges * once)
+        time = time + stage_extras(shape, strategy, hardware, index)
         stages.append(time)
     busiest = max(stages, key=lambda stage: stage.total)
     fill = (sum(stage.total for stage in stages) - busiest.total) / strategy.chunks
@@ -137,6 +127,23 @@ def _iteration(shape: ModelShape, strategy: Strategy, hardware: Hardware) -> tup
     compute = microbatches * busiest.compute
     waiting = microbatches * busiest.waiting + gradients
     return compute + waiting + fill + step, compute, waiting, fill, step
+
+
+def stage_extras(shape: ModelShape, strategy: Strategy, hardware: Hardware, stage: int) -> _Pass:
+    """What a microbatch costs a stage beside its layers: embedding, output layer, exchanges with its neighbours."""
+    time = _Pass()
+    if stage == 0:
+        time = time + _embedding(shape, strategy, hardware)
+    if stage == strategy.pp - 1:
+        time = time + _head(shape, strategy, hardware)
+    if strategy.pp > 1:
+        # The first and the last stage have one neighbour. Interleaved stages overlap the transfer, not its start.
+        exchanges = 1 if stage in (0, strategy.pp - 1) else 2
+        start = 2 * hardware.latency_us.typical * 1e-6 * strategy.chunks
+        # Without chunks Megatron waits for the card at every exchange and has to fill its queue again.
+        waited = _send_seconds(shape, strategy, hardware) + hardware.exchange_ms.typical * 1e-3
+        time = time + _Pass(waiting=exchanges * (waited if strategy.chunks == 1 else start))
+    return time
 
 
 def matmul_seconds(rows: float, columns: float, inner: float, hardware: Hardware) -> float:
