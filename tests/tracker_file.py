@@ -36,6 +36,17 @@ MODEL = (
     ("/site/msadapter/nn/modules/module.py", 688, "_wrapped_call_impl"),
     ("/site/msadapter/nn/modules/module.py", 748, "_call_impl"),
 )
+CALL = (
+    ("/site/msadapter/nn/modules/module.py", 688, "_wrapped_call_impl"),
+    ("/site/msadapter/nn/modules/module.py", 748, "_call_impl"),
+)
+LINEAR = (
+    *CALL,
+    (f"{CORE}/tensor_parallel/layers.py", 943, "forward"),
+    (f"{CORE}/tensor_parallel/layers.py", 668, "linear_with_grad_accumulation_and_async_allreduce"),
+    ("/site/msadapter/autograd/function.py", 120, "apply"),
+    (f"{CORE}/tensor_parallel/layers.py", 439, "forward"),
+)
 LIBRARY = (
     ("/site/msadapter/ops/blas.py", 89, "matmul"),
     ("/site/mindspore/ops/auto_generate/gen_ops_prim.py", 3374, "__call__"),
@@ -106,8 +117,9 @@ class Program:
         held = []
         for line, nodes in ((389, ("RmsNorm", "FlashAttentionScore")), (390, ("MatMulExt", "Swiglu"))):
             for node in nodes:
-                held.append(self.new(self.activation, node, (*schedule, block, (forward, line, "forward")), kept))
-                scratch = self.new(512, "Cast", (*schedule, block, (forward, line, "forward")), "temporary")
+                at = (*schedule, block, (forward, 786, "__call__"), *CALL, (forward, line, "forward"), *LINEAR)
+                held.append(self.new(self.activation, node, at, kept))
+                scratch = self.new(512, "Cast", at, "temporary")
                 self.free(scratch)
         return held
 

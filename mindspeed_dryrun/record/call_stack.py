@@ -62,10 +62,7 @@ class CallStack:
     # transformer block and the last frame of the layer's own file (a step back there is a new layer). -1 = not in it.
     microbatch_zone: tuple[int, int]
     layer_zone: tuple[int, int]
-
-    @property
-    def in_layer(self) -> bool:
-        return self.layer_zone[1] >= 0
+    in_layer: bool
 
     @property
     def source(self) -> Frame | None:
@@ -82,6 +79,7 @@ def read_stack(text: bytes) -> CallStack:
         Frame(file.decode(errors="replace"), int(line), function.decode(errors="replace"))
         for file, line, function in _FRAME.findall(text)
     )
+    zone = _layer_zone(frames)
     return CallStack(
         frames=frames,
         phase=_phase(frames),
@@ -93,7 +91,8 @@ def read_stack(text: bytes) -> CallStack:
             for frame in frames
         ),
         microbatch_zone=_microbatch_zone(frames),
-        layer_zone=_layer_zone(frames),
+        layer_zone=zone,
+        in_layer=zone[1] >= 0,
     )
 
 
@@ -136,7 +135,8 @@ def _phase(frames: tuple[Frame, ...]) -> str:
     ):
         return "step"
     if any(
-        ("param_and_grad_buffer" in frame.file and frame.function == "__init__") or "_allocate_buffers" in frame.function
+        ("param_and_grad_buffer" in frame.file and frame.function == "__init__")
+        or "_allocate_buffers" in frame.function
         for frame in frames
     ):
         return "grad_buffer"

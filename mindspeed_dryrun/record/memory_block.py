@@ -77,7 +77,7 @@ class Replay:
 
 def replay(path: Path) -> Replay:
     """Reads a whole file. UsageError if it is not a memory_block.csv or holds no block."""
-    with path.open("rb") as file:
+    with path.open("rb", buffering=2**20) as file:
         reader = _Reader(_columns(file.readline(), path), path)
         reader.read(file)
         if reader.peak_segment is None or reader.iteration is None:
@@ -142,23 +142,50 @@ class _Reader:
         i_start, i_end, i_size = at["start_time_stamp"], at["end_time_stamp"], at["size"]
         i_used, i_actual = at.get("actual_used_memory", i_size), at.get("actual_peak_memory", i_size)
         counts = "actual_used_memory" in at and "actual_peak_memory" in at
+        head = max(i_start, i_end, i_size, i_used, i_actual) + 1
         i_stack = self.columns.before_stack
         stacks: dict[bytes, CallStack] = {}
+        # Programs repeat themselves: after a stack comes the same again, or the one that came last time. Their text is
+        # compared in place, at the end of the line; only where it differs is the column cut out and looked up.
+        follower: dict[CallStack, tuple[bytes, CallStack, str]] = {}
         moves: dict[tuple[CallStack, CallStack], str] = {}
-        ending, push, pop = self._ending, heapq.heappush, heapq.heappop
+        guess: tuple[bytes, CallStack, str] | None = None
+        text = b"\0"
+        ending, staying, push, pop = self._ending, self._staying, heapq.heappush, heapq.heappop
+        freed_since_peak = self._freed_since_peak
         program = _Program()
-        before: CallStack | None = None
+        segment, layer = program.segment, program.layer
+        stack = read_stack(b"")
         used = peak = sequence = start = counted_used = counted_peak = 0
-        last_start = -1
-        peak_sequence = -1
+        last_actual = b""
+        point_time = point_low = point_high = point_rows = 0
+        last_start = peak_sequence = -1
         offset = file.tell()
         for line in file:
-            row = line.split(b",", i_stack)
+            row = line.split(b",", head)
             here, offset = offset, offset + len(line)
             try:
-                start, end, size = int(row[i_start]), int(row[i_end]), int(row[i_size])
-                engine_used, engine_peak = int(row[i_used]), int(row[i_actual])
-                tail = row[i_stack]
+                start, end, size, engine_used = int(row[i_start]), int(row[i_end]), int(row[i_size]), int(row[i_used])
+                if line.endswith(text):
+                    move = ""
+                elif guess is not None and line.endswith(guess[0]):
+                    text, stack, move = guess
+                    guess = follower.get(stack)
+                else:
+                    tail = line.split(b",", i_stack)[i_stack]
+                    before, known = stack, stacks.get(tail)
+                    if known is None:
+                        if len(stacks) >= _MOST_STACKS:
+                            stacks.clear()
+                            follower.clear()
+                            moves.clear()
+                        known = stacks[tail] = read_stack(tail)
+                    text, stack = b"," + tail, known
+                    if (before, stack) not in moves:
+                        moves[before, stack] = movement(before, stack)
+                    move = moves[before, stack]
+                    follower[before] = (text, stack, move)
+                    guess = follower.get(stack)
             except (ValueError, IndexError):
                 self.damaged += bool(line.strip())
                 continue
@@ -171,41 +198,46 @@ class _Reader:
                 gone = pop(ending)
                 used -= gone[2]
                 if gone[1] <= peak_sequence:
-                    self._freed_since_peak.append(gone)
-            stack = stacks.get(tail)
-            if stack is None:
-                if len(stacks) >= _MOST_STACKS:
-                    stacks.clear()
-                    moves.clear()
-                stack = stacks[tail] = read_stack(tail)
-            if stack is not before:
-                move = ""
-                if before is not None:
-                    if (before, stack) not in moves:
-                        if len(moves) >= 10 * _MOST_STACKS:
-                            moves.clear()
-                        moves[before, stack] = movement(before, stack)
-                    move = moves[before, stack]
-                if move or stack.phase != program.phase:
+                    freed_since_peak.append(gone)
+            if move or stack.phase != program.phase:
+                if move == "layer" and stack.phase == program.phase:
+                    program.layer = layer = (program.layer or 0) + 1
+                else:
+                    if point_rows:
+                        program.point(point_time, point_low, point_high, point_rows)
+                        point_rows = 0
                     self._keep(program.move(stack, move, start))
-                before = stack
-            program.see(start, used, used + size)
+                    segment, layer = program.segment, program.layer
+            if not point_rows:
+                point_time, point_low, point_high = start, used, 0
+            elif used < point_low:
+                point_low = used
             used += size
-            entry = (end, sequence, size, start, here, program.segment, program.layer if stack.in_layer else None)
+            if used > point_high:
+                point_high = used
+            point_rows += 1
+            if point_rows >= program.rows_a_point:
+                program.point(point_time, point_low, point_high, point_rows)
+                point_rows = 0
+            entry = (end, sequence, size, start, here, segment, layer if stack.in_layer else None)
             if end >= NEVER:
-                self._staying.append(entry)
+                staying.append(entry)
             else:
                 push(ending, entry)
             if used > peak:
                 peak, peak_sequence = used, sequence
-                self.peak_time, self.peak_segment = start, program.segment
-                self._freed_since_peak.clear()
+                self.peak_time, self.peak_segment = start, segment
+                freed_since_peak.clear()
             if engine_used > counted_used:
                 counted_used = engine_used
-            if engine_peak > counted_peak:
-                counted_peak = engine_peak
+            if row[i_actual] != last_actual:
+                last_actual = row[i_actual]
+                if last_actual.isdigit():
+                    counted_peak = max(counted_peak, int(last_actual))
             sequence += 1
         self.rows, self.peak, self._peak_sequence = sequence, peak, peak_sequence
+        if point_rows:
+            program.point(point_time, point_low, point_high, point_rows)
         self._keep(program.finish(start + 1))
         if counts and sequence:
             self.counted_used, self.counted_peak = counted_used, counted_peak
@@ -253,16 +285,12 @@ class _Program:
         self._iteration = Iteration(0, segments=[self.segment])
         self._forwards = self._backwards = 0
         self._stepped = False
-        self._rows_a_point = 1
-        self._rows = 0
-        self._time = self._low = self._high = 0
+        self.rows_a_point = 1  # of the file, in this iteration
 
     def move(self, stack: CallStack, move: str, now: int) -> Iteration | None:
-        """Enters a phase, a microbatch or a layer. Returns the iteration that ended with it, if one did."""
+        """Enters a phase or a microbatch. Returns the iteration that ended with it, if one did."""
         phase = stack.phase
-        if phase == self.phase and (move == "layer" or phase != "forward"):
-            if move == "layer":
-                self.layer = (self.layer or 0) + 1
+        if phase == self.phase and phase != "forward":
             return None
         ended = None
         if phase in ("forward", "backward", "recompute") and (self._stepped or self._iteration.number == 0):
@@ -270,7 +298,8 @@ class _Program:
             self._iteration = Iteration(ended.number + 1)
             self._stepped = False
             self._forwards = self._backwards = 0
-            self._rows_a_point, self._rows = 1, 0
+            # Iterations are alike: the next one starts as coarse as this one ended.
+            self.rows_a_point = self.rows_a_point if 2 * len(ended.points) >= _MOST_POINTS else 1
         microbatch = None
         if phase == "forward":
             self._forwards += 1
@@ -289,33 +318,22 @@ class _Program:
         self.layer = 1 if stack.in_layer else None
         return ended
 
-    def see(self, now: int, low: int, high: int) -> None:
+    def point(self, time: int, low: int, high: int, rows: int) -> None:
         """A point of the curve; neighbours are merged when there are too many, lows and highs kept."""
         if high > self.segment.peak_bytes:
             self.segment.peak_bytes = high
-        if not self._rows:
-            self._time, self._low, self._high = now, low, high
-        else:
-            if low < self._low:
-                self._low = low
-            if high > self._high:
-                self._high = high
-        self._rows += 1
-        if self._rows >= self._rows_a_point:
-            self._point()
-
-    def finish(self, now: int) -> Iteration:
-        """The iteration so far, closed."""
-        if self._rows:
-            self._point()
-        self.segment.end = now
-        return self._iteration
-
-    def _point(self) -> None:
         points = self._iteration.points
-        points.append((self._time, self._low, self._high))
-        self._rows = 0
+        if points and rows < self.rows_a_point and len(points) * 2 > _MOST_POINTS:
+            # A short stretch at the end of a layer or phase: part of the point before it.
+            points[-1] = (points[-1][0], min(low, points[-1][1]), max(high, points[-1][2]))
+            return
+        points.append((time, low, high))
         if len(points) >= _MOST_POINTS:
             pairs = zip(points[::2], points[1::2], strict=True)
             points[:] = [(one[0], min(one[1], two[1]), max(one[2], two[2])) for one, two in pairs]
-            self._rows_a_point *= 2
+            self.rows_a_point *= 2
+
+    def finish(self, now: int) -> Iteration:
+        """The iteration so far, closed."""
+        self.segment.end = now
+        return self._iteration
