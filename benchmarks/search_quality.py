@@ -1,0 +1,150 @@
+"""Is the search right? Small spaces tried out in full by dry run, then searched; and memory predicted for what was held out.
+
+    python benchmarks/search_quality.py --out quality            # five models x cluster sizes, about 120 simulated ranks
+    python benchmarks/search_quality.py --out quality --case 0   # one of them
+
+For every case all strategies are dry-run; the budget is set between them; the search is run on the same engine. Shown: whether the
+winner is the one of the exhaustive table, how many dry runs each took, and the error of the memory prediction on the stages
+that the search had not seen. Records are kept in --out: a second run costs nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import statistics
+from pathlib import Path
+
+from mindspeed_dryrun.launch.run import LaunchOptions
+from mindspeed_dryrun.launch.script import capture
+from mindspeed_dryrun.strategy.hardware import read_hardware
+from mindspeed_dryrun.strategy.measure import DryRuns
+from mindspeed_dryrun.strategy.search import Search
+from mindspeed_dryrun.strategy.shape import read_shape
+from mindspeed_dryrun.strategy.space import Space, strategies
+from mindspeed_dryrun.strategy.strategy import Recompute
+from mindspeed_dryrun.strategy.text import say, table
+
+ROOT = Path(__file__).resolve().parents[1]
+# name, cards, layers (few: a simulated layer costs time, its width costs none), flags of the published model.
+_COMMON = (
+    "--swiglu --disable-bias-linear --normalization RMSNorm --position-embedding-type rope --use-flash-attn --use-fused-rmsnorm "
+    "--use-fused-swiglu --use-fused-rotary-pos-emb --attention-dropout 0.0 --hidden-dropout 0.0 --bf16 --train-iters 10 --lr 1e-5 "
+    "--no-gradient-accumulation-fusion --no-masked-softmax-fusion --use-mcore-models --sequence-parallel --micro-batch-size 1 "
+    "--global-batch-size 32"
+)
+CASES = [
+    ("Qwen2.5-7B, 6 layers", 4, 6, "--hidden-size 3584 --ffn-hidden-size 18944 --num-attention-heads 28 --group-query-attention "
+     "--num-query-groups 4 --padded-vocab-size 152064 --untie-embeddings-and-output-weights --add-qkv-bias --seq-length 4096"),
+    ("Llama-3.1-8B, 4 layers", 4, 4, "--hidden-size 4096 --ffn-hidden-size 14336 --num-attention-heads 32 --group-query-attention "
+     "--num-query-groups 8 --padded-vocab-size 128256 --untie-embeddings-and-output-weights --seq-length 8192"),
+    ("Qwen2.5-0.5B, 8 layers", 2, 8, "--hidden-size 896 --ffn-hidden-size 4864 --num-attention-heads 14 --group-query-attention "
+     "--num-query-groups 2 --padded-vocab-size 151936 --add-qkv-bias --seq-length 4096"),
+    ("Llama-2-13B, 4 layers", 8, 4, "--hidden-size 5120 --ffn-hidden-size 13824 --num-attention-heads 40 --padded-vocab-size 32000 "
+     "--untie-embeddings-and-output-weights --seq-length 4096"),
+    ("Qwen3-8B, 4 layers", 4, 4, "--hidden-size 4096 --ffn-hidden-size 12288 --num-attention-heads 32 --group-query-attention "
+     "--num-query-groups 8 --kv-channels 128 --qk-layernorm --padded-vocab-size 151936 --untie-embeddings-and-output-weights "
+     "--seq-length 4096"),
+]  # fmt: skip
+_SPACE = Space(
+    tp=(1, 2), pp=(1, 2), vpp=(1,), micro_batch=(1, 2), recompute=(Recompute(), Recompute("full", 1)), blocks=False,
+    uneven=False, distributed_optimizer=(True,),
+)  # fmt: skip
+
+
+@dataclasses.dataclass
+class Outcome:
+    """One case."""
+
+    name: str
+    cards: int
+    strategies: int
+    budget_mb: int
+    exhaustive: str
+    search: str
+    within_budget: bool
+    dry_runs: int
+    probes: int
+    held_out: list[tuple[str, int, float, int]]  # strategy, stage, predicted, counted
+
+    @property
+    def right(self) -> bool:
+        return self.exhaustive == self.search
+
+
+def run_case(index: int, folder: Path, jobs: int | None) -> Outcome:
+    """Exhaustive first, then the search."""
+    name, cards, layers, flags = CASES[index]
+    folder = (folder / f"case{index}").absolute()
+    folder.mkdir(parents=True, exist_ok=True)
+    script = folder / "train.sh"
+    length = flags.split("--seq-length ")[1].split()[0]
+    words = f"--num-layers {layers} --max-position-embeddings {length} {flags} {_COMMON}"
+    script.write_text(f"msrun --worker_num {cards} --local_worker_num {cards} pretrain_gpt.py {words}\n")
+    call = capture(script)
+    shape = read_shape(call.program_args)
+    hardware = read_hardware(ROOT / "examples" / "hardware" / "ascend910b.yaml")
+    listed = strategies(shape, cards, _SPACE)
+    measure = DryRuns(call, str(script), 8, folder / "runs", LaunchOptions(trainer="embedded", jobs=jobs, timeout_s=1800))
+    counted = {}
+    for number, strategy in enumerate(listed, 1):
+        say(f"{name}: exhaustive {number}/{len(listed)} {strategy.name}")
+        counted[strategy] = measure(strategy)
+        if counted[strategy].error:
+            raise SystemExit(f"{strategy.name}: {counted[strategy].error}")
+    peaks = sorted(found.actual_mb for found in counted.values())
+    budget = (peaks[len(peaks) // 3] + peaks[len(peaks) // 3 + 1]) // 2
+    search = Search(shape, listed, hardware, budget, measure, winners=1, on_progress=lambda step: say(f"{step.phase}: {step.what}"))
+    order = sorted(Search(shape, listed, hardware, 1 << 30, measure).result.candidates, key=lambda item: item.key)
+    best = next(item.strategy for item in order if counted[item.strategy].actual_mb <= budget)
+    result = search.run()
+    seen = {seen.strategy for seen in search.model.observations}
+    held_out = [
+        (strategy.name, stage, search.model.stage(strategy, stage)[0], peak.used_mb)
+        for strategy in listed
+        if strategy not in seen
+        for stage, peak in enumerate(counted[strategy].stages)
+    ]
+    winner = result.winners[0]
+    assert winner.measurement is not None
+    return Outcome(
+        name, cards, len(listed), budget, best.name, winner.strategy.name, winner.measurement.actual_mb <= budget,
+        result.dry_runs, result.probes, held_out,
+    )  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="folder for the records")
+    parser.add_argument("--case", type=int, action="append", help="only this case (repeatable)")
+    parser.add_argument("--jobs", type=int, help="ranks at the same time")
+    args = parser.parse_args()
+    outcomes = [run_case(index, args.out, args.jobs) for index in args.case or range(len(CASES))]
+    rows = [
+        [
+            item.name, item.cards, item.strategies, f"{item.budget_mb}M", item.exhaustive, item.search,
+            "yes" if item.right else "NO", "yes" if item.within_budget else "NO", f"{item.probes} + {item.dry_runs}",
+        ]
+        for item in outcomes
+    ]  # fmt: skip
+    head = ["model", "cards", "strategies", "budget", "exhaustive winner", "search winner", "same", "fits", "small + full runs"]
+    print(table(head, rows))
+    points = [(item.name, *point) for item in outcomes for point in item.held_out]
+    errors = sorted(abs(predicted / counted - 1) for _, _, _, predicted, counted in points)
+    lines = [
+        [name, strategy, stage, f"{predicted:.0f}", counted, f"{100 * (predicted / counted - 1):+.2f}%"]
+        for name, strategy, stage, predicted, counted in points
+    ]
+    print()
+    print(table(["model", "strategy", "stage", "predicted M", "dry run M", "error"], lines, left=2))
+    if errors:
+        print(
+            f"\n{len(errors)} stages held out: median error {100 * statistics.median(errors):.2f}%, "
+            f"worst {100 * errors[-1]:.2f}%."
+        )
+    (args.out / "search_quality.json").write_text(json.dumps([dataclasses.asdict(item) for item in outcomes], indent=1))
+
+
+if __name__ == "__main__":
+    main()

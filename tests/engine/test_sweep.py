@@ -1,0 +1,91 @@
+"""sweep and search through the real engine, on a model that takes seconds."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from mindspeed_dryrun.commands import main
+from mindspeed_dryrun.errors import DryRunError
+from mindspeed_dryrun.launch.script import capture
+from mindspeed_dryrun.packages import engine_path
+
+ROOT = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.engine
+
+SCRIPT = """#!/bin/bash
+TP=1
+PP=1
+msrun --worker_num 2 --local_worker_num 2 pretrain_gpt.py --use-mcore-models --num-layers 4 --hidden-size 1024 \\
+    --ffn-hidden-size 2816 --num-attention-heads 8 --group-query-attention --num-query-groups 4 --seq-length 2048 \\
+    --max-position-embeddings 2048 --padded-vocab-size 32000 --untie-embeddings-and-output-weights --swiglu \\
+    --disable-bias-linear --normalization RMSNorm --position-embedding-type rope --use-flash-attn --use-fused-rmsnorm \\
+    --use-fused-swiglu --use-fused-rotary-pos-emb --attention-dropout 0.0 --hidden-dropout 0.0 --micro-batch-size 1 \\
+    --global-batch-size 8 --train-iters 10 --lr 1e-5 --bf16 --no-gradient-accumulation-fusion --no-masked-softmax-fusion \\
+    --tensor-model-parallel-size $TP --pipeline-model-parallel-size $PP --sequence-parallel
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    try:
+        engine_path()
+    except DryRunError as error:
+        pytest.skip(str(error))
+    path = tmp_path / "train.sh"
+    path.write_text(SCRIPT)
+    return path
+
+
+def test_a_sweep_counts_and_continues(script: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Three variants: recomputation needs less, a bad one has its sentence; the second run runs nothing again."""
+    plan = tmp_path / "sweep.yaml"
+    variants = [
+        {"name": "plain", "set": {"TP": 2}},
+        {"name": "again", "set": {"TP": 2}, "args": "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"},
+        {"name": "bad", "set": {"TP": 3}},
+    ]
+    plan.write_text(yaml.safe_dump({"script": "train.sh", "budget": "8G", "variants": variants}))
+    out = tmp_path / "out"
+    words = ["sweep", str(plan), "--out", str(out), "--trainer", "embedded", "--jobs", "1", "--json"]
+    assert main(words) == 1
+    data = json.loads(capsys.readouterr().out)
+    found = {variant["name"]: variant for variant in data["variants"]}
+    assert [found[name]["status"] for name in ("plain", "again", "bad")] == ["ok", "ok", "failed"]
+    assert 500 < found["again"]["used_peak_mb"] < found["plain"]["used_peak_mb"] < 8192
+    assert "divisible" in found["bad"]["error"]
+    stamps = {path: path.stat().st_mtime_ns for path in out.rglob("result.json")}
+    assert len(stamps) == 2
+    assert main(words) == 1
+    assert {path: path.stat().st_mtime_ns for path in out.rglob("result.json")} == stamps
+    assert json.loads((out / "sweep.json").read_text())["variants"][0]["used_peak_mb"] == found["plain"]["used_peak_mb"]
+
+
+@pytest.mark.slow
+def test_a_search_verifies_its_winner(script: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two cards: the winner fits, was dry-run at full size, and the script that is written makes exactly its job."""
+    plan = tmp_path / "search.yaml"
+    plan.write_text(
+        yaml.safe_dump(
+            {
+                "script": "train.sh",
+                "hardware": str(ROOT / "examples" / "hardware" / "ascend910b.yaml"),
+                "cluster": {"nodes": 1, "cards_per_node": 2},
+                "budget": "2G",
+                "winners": 1,
+                "space": {"recompute": ["none", "full"], "micro_batch": [1, 2], "vpp": 1, "split": "even"},
+            }
+        )
+    )
+    out = tmp_path / "out"
+    status = main(["search", str(plan), "--out", str(out), "--trainer", "embedded", "--jobs", "1"])
+    text = capsys.readouterr().out
+    assert status == 0, text
+    data = json.loads((out / "strategy.json").read_text())
+    assert 0 < data["memory"]["actual_peak_mb"] <= 2048
+    call = capture(out / "train.sh")
+    assert call.world_size == 2 and set(data["trainer_args"]) <= set(call.program_args)
+    assert "struck out by the lower bound" in text
