@@ -1,13 +1,13 @@
 """What megatron-core and MSAdapter need before they can be imported and run in a simulation, without MindSpeed.
 
 `before_import` touches nothing but `sys.modules`; `after_import` replaces a handful of functions in place. Each
-replacement says why. Everything here stands for something MindSpeed does, or for something only a device could do.
+replacement says why. Everything here stands for something MindSpeed does, or for something only a device could do; what
+both trainers need (process groups without a scheduler, a device count) is in the patch catalogue.
 """
 
 from __future__ import annotations
 
 import importlib.machinery
-import os
 import sys
 import types
 from collections.abc import Callable, Iterable
@@ -29,12 +29,8 @@ def before_import() -> None:
 
 def after_import() -> None:
     """Must run before `init_process_group`."""
-    import msadapter
     import torch
 
-    # Only with a device count does megatron set its groups up, and here is no device.
-    msadapter.cuda.device_count = torch.cuda.device_count = lambda: 8
-    _no_scheduler()
     _view_of_any_layout(torch)
     _norms_and_scales()
     _pipeline_outputs()
@@ -42,17 +38,6 @@ def after_import() -> None:
     _half_precision_by_dtype()
     _no_fp8_shards()
     _collectives_on_host(torch)
-
-
-def _no_scheduler() -> None:
-    """MindSpore simulates a rank without scheduler or role; MSAdapter would start one where MS_ROLE is not set."""
-    from msadapter.distributed import distributed_c10d
-
-    role = {"MS_ROLE": "MS_WORKER"}
-    ours = types.ModuleType("os")
-    ours.__dict__.update(os.__dict__)
-    ours.getenv = lambda name, default=None: os.getenv(name, role.get(name, default))  # type: ignore[attr-defined]
-    distributed_c10d.os = ours
 
 
 def _view_of_any_layout(torch: Any) -> None:

@@ -77,7 +77,7 @@ def attention_spec(settings: Settings) -> ModuleSpec:
     return ModuleSpec(module=SplitAttention, params={**params, "split": split_of(settings)})
 
 
-class SplitAttention(MegatronModule):
+class SplitAttention(MegatronModule):  # type: ignore[misc]
     """Attention over a sequence that lies on several ranks."""
 
     def __init__(self, config: Any, settings: Settings, mask: CausalMask, split: Split, **_: Any) -> None:

@@ -88,7 +88,7 @@ _TABLE: tuple[Flag, ...] = (
         ("attention-mask-type", str, "causal", ("causal",)), ("shape-order", str, "SBH", ("SBH", "BNSD")),
         ("fp16-lm-cross-entropy", bool, False), ("cross-entropy-loss-fusion", bool, False),
         ("cross-entropy-fusion-impl", str, "native", ("native",)),
-        ("no-check-for-nan-in-loss-and-grad", bool, False),
+        ("no-check-for-nan-in-loss-and-grad", bool, False), ("reset-position-ids", bool, False),
         ("spec", str, None),
     ),
     *_modelled(
@@ -250,7 +250,7 @@ _TABLE: tuple[Flag, ...] = (
     *_named("refused", "changes what the layers allocate and is not modelled", """
         use-fused-mlp output-layer-slice-num=1 input-layernorm-in-fp32 add-output-layer-bias add-dense-bias
         skip-bias-add embed-layernorm apply-layernorm-1p apply-residual-connection-post-layernorm squared-relu
-        openai-gelu onnx-safe= attn-logit-softcapping= sliding-window= reset-position-ids reset-attention-mask
+        openai-gelu onnx-safe= attn-logit-softcapping= sliding-window= reset-attention-mask
         attention-mask-on-cpu use-fusion-attn-v2 use-kv-cache cp-attention-mask-type=causal square-alibi-mask
         fill-neg-inf alibi-fusion-attn-type= alibi-diagonal-opposite long-factor= short-factor= long-mscale=
         short-mscale= longrope-freqs-type= use-rope-scaling unaligned-linear compress-dense=
@@ -285,7 +285,8 @@ _TABLE: tuple[Flag, ...] = (
         enable-cuda-graph external-cuda-graph cuda-graph-scope= cuda-graph-warmup-steps= auto-settings
         auto-settings-type= auto-settings-ranks= auto-settings-work-dir= auto-settings-log-level= prof-file=
         checkpoint-activations enable-elastic-training replication replication-factor= replication-jump=
-        save-memory-ratio= use-ascend-coc coc-fused-kernel"""),
+        save-memory-ratio="""),
+    *_named("refused", "fused kernels of NNAL, whose buffers the engine does not see", "use-ascend-coc coc-fused-kernel"),
 )  # fmt: skip
 
 FLAGS: dict[str, Flag] = {flag.name: flag for flag in _TABLE}

@@ -25,7 +25,7 @@ ANY_TOKENS_BEFORE = 1048576
 """How far back a token looks: Megatron's default for `--pre-tockens`, further than any sequence."""
 
 
-class RMSNorm(torch.nn.Module):
+class RMSNorm(torch.nn.Module):  # type: ignore[misc]
     """Root mean square norm; fused where the script asks for it."""
 
     def __init__(self, settings: Settings, size: int, eps: float, sequence_parallel: bool) -> None:
@@ -70,7 +70,7 @@ class CausalMask:
         return self._mask
 
 
-class FusedAttention(MegatronModule):
+class FusedAttention(MegatronModule):  # type: ignore[misc]
     """Attention of one rank's heads over the tokens it has, as one operator."""
 
     def __init__(self, config: Any, settings: Settings, mask: CausalMask, **_: Any) -> None:
@@ -81,17 +81,21 @@ class FusedAttention(MegatronModule):
 
     def forward(self, query: Any, key: Any, value: Any, attention_mask: Any, **_: Any) -> Any:
         mask = self.mask.get() if attention_mask is None else attention_mask
-        layout = self.settings.shape_order
-        heads = query.shape[2]
-        batch = query.shape[1]
+        length, batch, heads, _ = query.shape
+        layout, sparse_mode, ends = self.settings.shape_order, 2, None
+        if self.settings.reset_position_ids:
+            # Packed samples; in a dry run each row of the batch is one document.
+            layout, sparse_mode, ends = "TND", 4, tuple(length * (row + 1) for row in range(batch))
         query, key, value = (to_layout(x, layout) for x in (query, key, value))
         output = torch_npu.npu_fusion_attention(
             query, key, value, heads, layout, pse=None, padding_mask=None, atten_mask=mask, scale=self.scale,
             pre_tockens=ANY_TOKENS_BEFORE, next_tockens=0, keep_prob=1 - self.config.attention_dropout,
-            inner_precise=0, sparse_mode=2,
+            inner_precise=0, sparse_mode=sparse_mode, actual_seq_qlen=ends, actual_seq_kvlen=ends,
         )[0]  # fmt: skip
         if layout == "BNSD":
-            output = output.permute(2, 0, 1, 3).reshape(output.shape[2], batch, -1)
+            return output.permute(2, 0, 1, 3).reshape(length, batch, -1)
+        if layout == "TND":
+            return output.view(batch, length, heads, -1).permute(1, 0, 2, 3).reshape(length, batch, -1)
         return output
 
 
@@ -99,10 +103,12 @@ def to_layout(x: Any, layout: str) -> Any:
     """[sequence, batch, heads, size] → what the operator takes."""
     if layout == "BNSD":
         return x.permute(1, 2, 0, 3)
+    if layout == "TND":
+        return x.permute(1, 0, 2, 3).reshape(-1, *x.shape[2:])
     return x.reshape(x.shape[0], x.shape[1], -1)
 
 
-class NoopLayer(MegatronModule):
+class NoopLayer(MegatronModule):  # type: ignore[misc]
     """A layer that only fills a place in the pipeline's split."""
 
     def __init__(self, config: Any, layer_number: int) -> None:
@@ -113,7 +119,7 @@ class NoopLayer(MegatronModule):
         return hidden_states.clone(), context
 
 
-class Then(MegatronModule):
+class Then(MegatronModule):  # type: ignore[misc]
     """A module of a layer, and what some models do to its output before the residual is added."""
 
     def __init__(self, module: Any, scale: float | None, norm: Any, use_norm: bool) -> None:
@@ -143,7 +149,7 @@ def finish_layer(layer: TransformerLayer, settings: Settings) -> None:
         setattr(layer, name, Then(getattr(layer, name), scale, after, use_norm=bool(after and settings.post_norm)))
 
 
-class Rotary(torch.nn.Module):
+class Rotary(torch.nn.Module):  # type: ignore[misc]
     """The angles of the rotary embedding, made anew in every forward pass."""
 
     def __init__(self, settings: Settings, seq_slice: Callable[[Any], Any]) -> None:

@@ -96,6 +96,8 @@ def _finish(values: dict[str, Any]) -> None:
         values["use_flash_attn"] = True
     if not values["use_flash_attn"]:
         raise UsageError("--use-flash-attn is missing: attention without it is not modelled, and not run by MindSpeed-LLM.")
+    if values["reset_position_ids"] and values["context_parallel_size"] > 1:
+        raise UsageError("--reset-position-ids with context parallelism is not modelled: run it with the script's own trainer.")
     if values["overlap_param_gather"] and not (values["use_distributed_optimizer"] and values["overlap_grad_reduce"]):
         raise UsageError("--overlap-param-gather needs --use-distributed-optimizer and --overlap-grad-reduce.")
     if values["reuse_fp32_param"] and not (values["bf16"] and values["use_distributed_optimizer"]):

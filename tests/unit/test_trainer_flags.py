@@ -1,0 +1,151 @@
+"""The embedded trainer's flag table: nothing that changes memory slips through, and refusals name what they refuse."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mindspeed_dryrun.errors import UsageError
+from mindspeed_dryrun.launch.msrun_call import read_msrun_call
+from mindspeed_dryrun.trainer import flags, settings
+
+CORPUS = Path(__file__).parents[2] / ".." / "shared" / "corpus" / "msrun_calls.jsonl"
+CALLS = [json.loads(line) for line in CORPUS.read_text(encoding="utf-8").splitlines()] if CORPUS.exists() else []
+PRETRAINING = [call for call in CALLS if Path(call["script"]).name.startswith("pretrain_") and "--num-experts" not in call["argv"]]
+DENSE = [call for call in PRETRAINING if "--use-ascend-coc" not in call["argv"]]
+
+QWEN = (  # noqa: SIM905
+    "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --sequence-parallel --num-layers 28 --hidden-size 3584 "
+    "--ffn-hidden-size 18944 --num-attention-heads 28 --group-query-attention --num-query-groups 4 --seq-length 4096 "
+    "--micro-batch-size 1 --global-batch-size 8 --padded-vocab-size 152064 --use-flash-attn --bf16 --swiglu"
+).split()
+
+
+def read(*more: str, world_size: int = 4) -> settings.Settings:
+    return settings.read([*QWEN, *more], rank=0, world_size=world_size)
+
+
+@pytest.mark.skipif(not DENSE, reason="the corpus of msrun calls is not beside this checkout")
+@pytest.mark.parametrize("call", DENSE, ids=lambda call: Path(call["script"]).stem)
+def test_every_dense_pretraining_call_of_the_corpus_can_be_run(call: dict[str, object]) -> None:
+    report = flags.check(read_msrun_call(list(call["argv"]), "/").program_args)  # type: ignore[call-overload]
+    assert report.problem() == ""
+
+
+@pytest.mark.skipif(not DENSE, reason="the corpus of msrun calls is not beside this checkout")
+def test_the_one_with_kernels_of_nnal_is_refused_for_them_alone() -> None:
+    (call,) = (call for call in PRETRAINING if call not in DENSE)
+    report = flags.check(read_msrun_call(call["argv"], "/").program_args)
+    assert [sentence.partition(":")[0] for sentence in report.refused] == ["--use-ascend-coc", "--coc-fused-kernel"]
+
+
+@pytest.mark.parametrize(
+    ("args", "named", "kind"),
+    [
+        ("--num-experts 8", "--num-experts", "mixture of experts"),
+        ("--moe-grouped-gemm", "--moe-grouped-gemm", "mixture of experts"),
+        ("--multi-latent-attention", "--multi-latent-attention", "multi-latent attention"),
+        ("--lora-r 16", "--lora-r", "LoRA"),
+        ("--stage sft", "--stage", "post-training"),
+        ("--stage dpo", "--stage", "post-training"),
+        ("--swap-attention", "--swap-attention", "not modelled"),
+        ("--fp8-format hybrid", "--fp8-format", "not modelled"),
+        ("--mtp-num-layers 1", "--mtp-num-layers", "other model kinds"),
+        ("--max-new-tokens 256", "--max-new-tokens", "inference"),
+        ("--optimizer sgd", "--optimizer", "not modelled"),
+        ("--context-parallel-algo adaptive_cp_algo", "--context-parallel-algo", "not modelled"),
+        ("--num-layers many", "--num-layers", "not a value"),
+        ("--no-such-flag 3", "--no-such-flag", "knows"),
+    ],
+)
+def test_what_is_not_modelled_is_refused_by_name(args: str, named: str, kind: str) -> None:
+    report = flags.check([*QWEN, *args.split()])
+    assert not report.ok
+    assert named in report.problem() and kind in report.problem()
+    with pytest.raises(UsageError, match=named):
+        flags.parse([*QWEN, *args.split()])
+
+
+def test_a_refused_flag_that_asks_for_nothing_is_no_reason_to_stop() -> None:
+    assert flags.check(["--expert-model-parallel-size", "1", "--tp-x", "1"]).ok
+    assert not flags.check(["--expert-model-parallel-size", "2"]).ok
+
+
+def test_what_cannot_change_memory_is_taken_and_listed() -> None:
+    report = flags.check(["--lr", "1e-5", "--data-path", "your", "data", "path", "--no-load-rng", "--seq-length=4096"])
+    assert report.ok
+    assert report.ignored == ["--lr", "--data-path", "--no-load-rng"]
+
+
+def test_one_sentence_for_many_flags_of_one_kind() -> None:
+    problem = flags.check(["--num-experts", "8", "--moe-router-topk", "2", "--q-lora-rank", "64"]).problem()
+    assert problem.count("mixture of experts") == 1 and "--num-experts, --moe-router-topk:" in problem
+
+
+@given(st.lists(st.text(min_size=0, max_size=12), max_size=12))
+def test_any_words_get_an_answer(words: list[str]) -> None:
+    report = flags.check(words)
+    assert report.ok == (report.problem() == "")
+
+
+def test_every_flag_says_what_it_does_and_stands_in_the_table_once() -> None:
+    assert all(flag.effect and flag.handled in ("modelled", "ignored", "refused") for flag in flags.FLAGS.values())
+    assert len(flags.FLAGS) == len(flags._TABLE)
+
+
+def test_the_support_table_of_the_readme_is_made_from_the_flags() -> None:
+    done = subprocess.run([sys.executable, "-m", "mindspeed_dryrun.trainer.flags"], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("| handled |")
+    assert all(f"`{name}`" in done.stdout for name in flags.FLAGS)
+
+
+def test_checking_flags_imports_no_engine() -> None:
+    program = (
+        "import sys; from mindspeed_dryrun.trainer import flags, settings; "
+        "print([m for m in ('torch', 'mindspore', 'megatron', 'yaml', 'rich') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_what_follows_from_the_flags() -> None:
+    plain = read()
+    assert (plain.data_parallel_size, plain.microbatches, plain.kv_size, plain.query_groups) == (1, 8, 128, 4)
+    assert plain.accumulate_allreduce_grads_in_fp32 and plain.virtual_stages is None
+    assert read(world_size=8).microbatches == 4
+    assert read("--num-layers-per-virtual-pipeline-stage", "7").virtual_stages == 2
+    assert read("--num-layers-per-virtual-pipeline-stage", "14").virtual_stages is None
+    assert read("--num-layer-list", "12,16").stage_layers == (12, 16)
+    assert read("--tensor-model-parallel-size", "1", "--padded-vocab-size", "32000").sequence_parallel is False
+
+
+@pytest.mark.parametrize(
+    ("more", "complaint"),
+    [
+        ("--num-layers 27", "not a multiple"),
+        ("--num-layer-list 12,15", "--num-layer-list"),
+        ("--global-batch-size 3 --micro-batch-size 2", "--global-batch-size"),
+        ("--context-parallel-size 3", "cannot be split"),
+        ("--overlap-param-gather", "--overlap-param-gather"),
+        ("--reuse-fp32-param", "--reuse-fp32-param"),
+        ("--fp16", "exclude each other"),
+        ("--noop-layers 1,x", "--noop-layers"),
+    ],
+)
+def test_what_megatron_would_stumble_over_is_said_in_a_sentence(more: str, complaint: str) -> None:
+    with pytest.raises(UsageError, match=complaint):
+        read(*more.split())
+
+
+def test_a_vocabulary_left_to_the_tokenizer_is_asked_for() -> None:
+    args = [word for word in QWEN if word not in ("--padded-vocab-size", "152064")]
+    with pytest.raises(UsageError, match="--vocab-size"):
+        settings.read(args, 0, 4)
+    padded = settings.read([*args, "--vocab-size", "151900", "--make-vocab-size-divisible-by", "16"], 0, 4)
+    assert padded.padded_vocab == 151904
