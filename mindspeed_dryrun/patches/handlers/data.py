@@ -138,3 +138,21 @@ def _hidden_shape(config: Any) -> list[int]:
     if config.sequence_parallel:
         length //= args.tensor_model_parallel_size
     return [length, getattr(args, "actual_micro_batch_size", None) or args.micro_batch_size, config.hidden_size]
+
+
+def masks_of_one_document(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Masks and positions of a sample that is one document: there is nothing to reset at the ends of others."""
+
+    @functools.wraps(original)
+    def call(
+        data: Any,
+        eod_token: int,
+        reset_position_ids: bool,
+        reset_attention_mask: bool,
+        eod_mask_loss: bool,
+        *rest: Any,
+        **options: Any,
+    ) -> Any:
+        return original(data, eod_token, False, False, False, *rest, **options)
+
+    return call

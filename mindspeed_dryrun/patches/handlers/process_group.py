@@ -9,6 +9,8 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
+from mindspeed_dryrun.bootstrap import worker
+
 ROLE = "MS_ROLE"
 
 
@@ -22,6 +24,7 @@ def init_process_group(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
+        worker.check_simulation()  # the last moment before devices are opened; the trainer may have changed the environment
         if len(args) < 2 and kwargs.get("init_method") is None:
             kwargs["init_method"] = f"tcp://127.0.0.1:{_free_port()}"
         start_engine = names["init"]
