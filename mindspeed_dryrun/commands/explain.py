@@ -99,7 +99,8 @@ def _advise(args: argparse.Namespace, report: Report | None, found: Explanation)
             print(f"trying {lever.name}", file=sys.stderr)
             if job is not None:
                 tried[lever.name] = _try(args.path, report, advice.try_lever(job, lever), number)
-    text = advice_view.render(levers, found.peak_bytes // 2**20, tried)
+    stage = next((rank.stage for rank in report.ranks if rank.rank == found.rank), None)
+    text = advice_view.render(levers, found.peak_bytes // 2**20, stage, tried)
     if text:
         print("\n" + text, end="")
 

@@ -11,8 +11,13 @@ from mindspeed_dryrun.report.advice import Lever
 from mindspeed_dryrun.report.table import columns
 
 
-def render(levers: Sequence[Lever], now_mb: int, tried: Mapping[str, Report | str] | None = None) -> str:
-    """One line per lever, then the commands. `tried` holds the report of a lever's dry run, or why there is none."""
+def render(
+    levers: Sequence[Lever], now_mb: int, stage: int | None = None, tried: Mapping[str, Report | str] | None = None
+) -> str:
+    """One line per lever, then the commands. `tried` holds the report of a lever's dry run, or why there is none.
+
+    What is computed is the explained rank's peak; measured beside it is that of its stage, and of the new worst rank.
+    """
     if not levers:
         return ""
     head = ["what to change", "computed", "saves"]
@@ -20,13 +25,9 @@ def render(levers: Sequence[Lever], now_mb: int, tried: Mapping[str, Report | st
         head += ["measured", "worst rank"]
     body = []
     for lever in levers:
-        cells = [view.shorten(lever.name, 40), view.mb(lever.used_peak_mb), view.mb(lever.saves_mb)]
+        cells = [view.shorten(lever.name, 35), view.mb(lever.used_peak_mb), view.mb(lever.saves_mb)]
         if tried is not None:
-            result = tried.get(lever.name)
-            measured = result if isinstance(result, Report) else None
-            good = measured is not None and view.verdict(measured).word in ("FITS", "DOES NOT FIT")
-            cells += [view.mb(measured.used_peak_mb) if measured and good else "–"]
-            cells += [str(measured.worst_rank) if measured and good else "failed"]
+            cells += _measured(tried.get(lever.name), stage)
         body.append(cells)
     lines = [f"What to change (used peak of this rank now: {now_mb}M)", *columns(head, body, left=(0,)), ""]
     for lever in levers:
@@ -38,3 +39,10 @@ def render(levers: Sequence[Lever], now_mb: int, tried: Mapping[str, Report | st
         elif result is not None and view.verdict(result).word == "FAILED":
             lines += [f"  {problem}" for problem in view.errors(view.rows(result), most=1)]
     return "\n".join(lines) + "\n"
+
+
+def _measured(result: Report | str | None, stage: int | None) -> list[str]:
+    if not isinstance(result, Report) or view.verdict(result).word == "FAILED" or result.used_peak_mb is None:
+        return ["–", "failed"]
+    same = [rank.used_peak_mb for rank in result.ranks if rank.stage == stage and rank.used_peak_mb is not None]
+    return [view.mb(max(same, default=None)), f"{view.mb(result.used_peak_mb)} ({result.worst_rank})"]

@@ -1,0 +1,123 @@
+"""Advice: what a lever would do follows from the blocks of the peak, and agrees with the program that pulls it."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from pathlib import Path
+
+import pytest
+
+from mindspeed_dryrun.record.model import EngineSummary, JobSummary, Parallel, RankReport, Report
+from mindspeed_dryrun.report import advice, advice_view
+from mindspeed_dryrun.report.explain import Explanation, explain
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from tracker_file import Program
+
+LAYERS, IN_FLIGHT = 6, 2
+# 1024 tokens × 4096 × 2 bytes = 8 MB of hidden states between layers: the made-up program's activation.
+ARGS = (
+    f"--num-layers {LAYERS * 2} --hidden-size 4096 --num-attention-heads 32 --seq-length 1024 --max-position-embeddings 1024 "
+    "--micro-batch-size 1 --global-batch-size 16 --pipeline-model-parallel-size 2 --bf16"
+)
+DETAILS = {"cwd": "/", "program": "pretrain_gpt.py"}
+
+
+def job(world: int = 2, more: str = "") -> JobSummary:
+    return JobSummary("train.sh", world, Parallel(pp=2, dp=world // 2), "embedded", tuple(f"{ARGS} {more}".split()))
+
+
+def made(
+    tmp_path: Path, summary: JobSummary, second_peak_mb: int = 0, **settings: bool
+) -> tuple[Report, Explanation, Program]:
+    program = Program(layers=LAYERS, microbatches=4, in_flight=IN_FLIGHT, **settings).run()
+    peak = program.peak()[0] >> 20
+    ranks = (
+        RankReport(0, (0,), 0, "ok", None, peak, peak + 10),
+        RankReport(1, (1,), 1, "ok", None, second_peak_mb or peak, second_peak_mb or peak),
+    )
+    engine = EngineSummary("2.7.1", "stand-in", 1)
+    report = Report(summary, engine, 65536, 61430, 61430, ranks, 0, peak, peak + 10, True)
+    return report, explain(program.write(tmp_path / "memory_block.csv"), 0, peak, peak + 10), program
+
+
+def by_name(report: Report, found: Explanation) -> dict[str, advice.Lever]:
+    return {lever.name: lever for lever in advice.levers(report, DETAILS, found)}
+
+
+def test_full_recomputation_is_the_peak_of_the_program_that_recomputes(tmp_path):
+    report, found, program = made(tmp_path, job())
+    lever = by_name(report, found)["full recomputation"]
+    real = Program(layers=LAYERS, microbatches=4, in_flight=IN_FLIGHT, recompute=True).run().peak()[0]
+    assert lever.used_peak_mb == pytest.approx(real / 2**20, abs=program.activation / 2**20)
+    assert lever.command.endswith("-- --recompute-granularity full --recompute-method uniform --recompute-num-layers 1")
+    recomputing = made(tmp_path, job(more=" ".join(lever.flags)), recompute=True)
+    assert "full recomputation" not in by_name(*recomputing[:2])
+
+
+def test_the_distributed_optimizer_shares_the_states_among_data_parallel_ranks(tmp_path):
+    report, found, program = made(tmp_path, job(world=8))
+    states = sum(tensor.size for tensor in program.tensors if tensor.category == "optimizer")
+    assert by_name(report, found)["distributed optimizer"].saves_mb == states * 3 // 4 >> 20
+    alone, found, _ = made(tmp_path, job(world=2))
+    assert "distributed optimizer" not in by_name(alone, found)
+    shared, found, _ = made(tmp_path, job(world=8, more="--use-distributed-optimizer"), distributed_optimizer=True)
+    assert "distributed optimizer" not in by_name(shared, found)
+
+
+def test_a_smaller_micro_batch_halves_what_depends_on_it(tmp_path):
+    report, found, _ = made(tmp_path, job(more="--micro-batch-size 2"))
+    moving = sum(part.size_bytes for part in found.categories if part.name in ("activations", "temporary"))
+    lever = by_name(report, found)["micro batch 1"]
+    assert lever.saves_mb == pytest.approx(moving / 2 / 2**20, abs=1)
+
+
+def test_an_uneven_split_evens_the_stages_out(tmp_path):
+    report, found, program = made(tmp_path, job(), second_peak_mb=100)
+    lever = next(lever for name, lever in by_name(report, found).items() if name.startswith("uneven split"))
+    moved = LAYERS - int(lever.flags[1].split(",")[0])
+    assert moved >= 1 and sum(map(int, lever.flags[1].split(","))) == 2 * LAYERS
+    static, kept = 2 * program.weight * 9, 4 * program.activation
+    peak = found.peak_bytes >> 20 << 20  # a report holds whole MB
+
+    def worse_stage(layers: int) -> float:
+        return max(peak - layers * (static + 2 * kept), (100 << 20) + layers * (static + kept)) / 2**20
+
+    assert lever.used_peak_mb == pytest.approx(worse_stage(moved), abs=1)
+    assert worse_stage(moved) <= min(worse_stage(moved - 1), worse_stage(moved + 1))
+    level, found, _ = made(tmp_path, job())
+    assert not any(name.startswith("uneven") for name in by_name(level, found))
+
+
+def test_more_pipeline_stages_agree_with_the_program_of_that_shape(tmp_path):
+    report, found, _ = made(tmp_path, job(world=4))
+    lever = by_name(report, found)["more PP: TP1 PP4 DP1"]
+    real = Program(layers=LAYERS // 2, microbatches=8, in_flight=2 * IN_FLIGHT).run().peak()[0]
+    assert lever.used_peak_mb == pytest.approx(real / 2**20, rel=0.02)
+
+
+def test_only_what_megatron_accepts_is_proposed(tmp_path):
+    report, found, _ = made(
+        tmp_path, job(world=4, more="--num-attention-heads 1 --group-query-attention --num-query-groups 1")
+    )
+    assert not any(name.startswith("more TP") for name in by_name(report, found))
+
+
+def test_no_advice_without_a_job_or_blocks(tmp_path):
+    report, found, _ = made(tmp_path, job())
+    assert advice.levers(report, DETAILS, None) == []
+    assert advice.levers(dataclasses.replace(report, job=None), DETAILS, found) == []
+    assert advice.levers(report, {}, found) == []
+
+
+def test_computed_and_measured_stand_side_by_side_in_80_columns(tmp_path):
+    report, found, _ = made(tmp_path, job(world=8))
+    levers = advice.levers(report, DETAILS, found)
+    better = dataclasses.replace(report, used_peak_mb=444, worst_rank=1)
+    failed = dataclasses.replace(report, ranks=(RankReport(0, (0,), 0, "failed", "boom"),))
+    tried = {levers[0].name: better, levers[1].name: failed, levers[2].name: "Megatron would refuse it."}
+    text = advice_view.render(levers, 500, 0, tried)
+    assert "444M (1)" in text and "boom" in text and "could not be tried: Megatron would refuse it." in text
+    lines = [line for line in text.splitlines() if not line.startswith("  mindspeed-dryrun launch")]
+    assert all(len(line) <= 80 for line in lines)
