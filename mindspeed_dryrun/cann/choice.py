@@ -71,14 +71,6 @@ def choose_engine(level: int = 1, python: str = sys.executable, environ: Mapping
     return Engine(version, STAND_IN, level, stand_in_for(folder, version))
 
 
-def refuse_graph_o2(engine: Engine) -> None:
-    """Graph mode at O2 hands the graph to GE, which is part of a real CANN."""
-    if engine.cann == STAND_IN:
-        raise DryRunError(
-            "Graph mode O2 compiles with GE, which only a real CANN has. Use jit_level O0 or O1, or an Ascend host."
-        )
-
-
 def find_mindspore(python: str = sys.executable) -> tuple[Path, str]:
     """The package folder and version of the MindSpore that this Python would import, without importing it."""
     if os.path.realpath(python) == os.path.realpath(sys.executable):
