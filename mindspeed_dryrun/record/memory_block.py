@@ -7,7 +7,10 @@ program has few different stacks. The rows of the peak are read again at the end
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import heapq
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -76,9 +79,21 @@ class Replay:
 
 
 def replay(path: Path) -> Replay:
-    """Reads a whole file. UsageError if it is not a memory_block.csv or holds no block."""
+    """Reads a whole file. UsageError if it is not a memory_block.csv or holds no block.
+
+    MindSpore writes blocks in the order of allocation. A file in another order is sorted into a temporary copy first.
+    """
+    try:
+        return _replay(path)
+    except _OutOfOrderError:
+        with tempfile.TemporaryDirectory() as folder:
+            found = _replay(_sorted_copy(path, Path(folder) / path.name))
+        return dataclasses.replace(found, path=path)
+
+
+def _replay(path: Path) -> Replay:
     with path.open("rb", buffering=2**20) as file:
-        reader = _Reader(_columns(file.readline(), path), path)
+        reader = _Reader(_columns(file.readline(), path))
         reader.read(file)
         if reader.peak_segment is None or reader.iteration is None:
             raise UsageError(f"{path} holds no block: was the memory tracker on while the program ran?")
@@ -95,6 +110,28 @@ def replay(path: Path) -> Replay:
         counted_peak_bytes=reader.counted_peak,
         damaged_rows=reader.damaged,
     )
+
+
+class _OutOfOrderError(Exception):
+    """A block starts before the one above it."""
+
+
+def _sorted_copy(path: Path, target: Path) -> Path:
+    """The same rows by start; what is in memory is one number and one offset for each."""
+    with path.open("rb") as file, target.open("wb") as out:
+        header = file.readline()
+        i_start = _columns(header, path).at["start_time_stamp"]
+        out.write(header)
+        index: list[tuple[int, int]] = []
+        offset = file.tell()
+        for line in file:
+            with contextlib.suppress(ValueError, IndexError):
+                index.append((int(line.split(b",", i_start + 1)[i_start]), offset))
+            offset += len(line)
+        for _, where in sorted(index):
+            file.seek(where)
+            out.write(file.readline().rstrip(b"\r\n") + b"\n")
+    return target
 
 
 @dataclass(frozen=True)
@@ -121,9 +158,8 @@ _Entry = tuple[int, int, int, int, int, Segment, "int | None"]  # end, sequence,
 class _Reader:
     """The state of one pass."""
 
-    def __init__(self, columns: _Columns, path: Path) -> None:
+    def __init__(self, columns: _Columns) -> None:
         self.columns = columns
-        self.path = path
         self.rows = self.damaged = 0
         self.peak = self.peak_time = 0
         self.peak_segment: Segment | None = None
@@ -190,9 +226,7 @@ class _Reader:
                 self.damaged += bool(line.strip())
                 continue
             if start < last_start:
-                raise UsageError(
-                    f"{self.path}: block {sequence + 1} starts before the one above it: sort the file by its first column."
-                )
+                raise _OutOfOrderError
             last_start = start
             while ending and ending[0][0] <= start:
                 gone = pop(ending)

@@ -52,7 +52,7 @@ def explained(tmp_path: Path, ranks: str, *arguments: str) -> dict[int, dict[str
 
 def test_a_small_qwen(tmp_path):
     """Both stages of a four-layer model of Qwen's width: weights, gradients and states are told apart by themselves."""
-    small = "--num-layers 4 --seq-length 1024 --max-position-embeddings 1024".split()
+    small = ["--num-layers", "4", "--seq-length", "1024", "--max-position-embeddings", "1024"]
     found = explained(tmp_path, "0,2", *small)
     for rank in found.values():
         assert rank["bytes_per_parameter"] == pytest.approx(18, abs=0.01)
