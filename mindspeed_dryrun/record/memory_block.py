@@ -24,6 +24,7 @@ _NEEDED = ("start_time_stamp", "end_time_stamp", "size", "type", "node_name", "p
 # Bounds of what one pass remembers; real programs stay far below them.
 _MOST_STACKS = 20_000
 _MOST_POINTS = 1_200
+_BITS = 40  # of a block's number
 _MOST_SEGMENTS = 10_000
 
 
@@ -166,7 +167,7 @@ class _Reader:
         self.iteration: Iteration | None = None
         self.counted_used: int | None = None
         self.counted_peak: int | None = None
-        self._ending: list[_Entry] = []  # a heap
+        self._alive: dict[int, _Entry] = {}
         self._staying: list[_Entry] = []
         # Blocks of the peak that were freed after it: with those still alive they are the peak's blocks.
         self._freed_since_peak: list[_Entry] = []
@@ -187,7 +188,8 @@ class _Reader:
         moves: dict[tuple[CallStack, CallStack], str] = {}
         guess: tuple[bytes, CallStack, str] | None = None
         text = b"\0"
-        ending, staying, push, pop = self._ending, self._staying, heapq.heappush, heapq.heappop
+        ending: list[int] = []  # a heap
+        alive, staying, push, pop = self._alive, self._staying, heapq.heappush, heapq.heappop
         freed_since_peak = self._freed_since_peak
         program = _Program()
         segment, layer = program.segment, program.layer
@@ -203,24 +205,25 @@ class _Reader:
             try:
                 start, end, size, engine_used = int(row[i_start]), int(row[i_end]), int(row[i_size]), int(row[i_used])
                 if line.endswith(text):
-                    move = ""
-                elif guess is not None and line.endswith(guess[0]):
-                    text, stack, move = guess
-                    guess = follower.get(stack)
+                    changed = False
                 else:
-                    tail = line.split(b",", i_stack)[i_stack]
-                    before, known = stack, stacks.get(tail)
-                    if known is None:
-                        if len(stacks) >= _MOST_STACKS:
-                            stacks.clear()
-                            follower.clear()
-                            moves.clear()
-                        known = stacks[tail] = read_stack(tail)
-                    text, stack = b"," + tail, known
-                    if (before, stack) not in moves:
-                        moves[before, stack] = movement(before, stack)
-                    move = moves[before, stack]
-                    follower[before] = (text, stack, move)
+                    changed = True
+                    if guess is not None and line.endswith(guess[0]):
+                        text, stack, move = guess
+                    else:
+                        tail = line.split(b",", i_stack)[i_stack]
+                        before, known = stack, stacks.get(tail)
+                        if known is None:
+                            if len(stacks) >= _MOST_STACKS:
+                                stacks.clear()
+                                follower.clear()
+                                moves.clear()
+                            known = stacks[tail] = read_stack(tail)
+                        text, stack = b"," + tail, known
+                        if (before, stack) not in moves:
+                            moves[before, stack] = movement(before, stack)
+                        move = moves[before, stack]
+                        follower[before] = (text, stack, move)
                     guess = follower.get(stack)
             except (ValueError, IndexError):
                 self.damaged += bool(line.strip())
@@ -228,20 +231,23 @@ class _Reader:
             if start < last_start:
                 raise _OutOfOrderError
             last_start = start
-            while ending and ending[0][0] <= start:
-                gone = pop(ending)
+            # An end and its block's number in one integer: a heap of integers is three times as fast as one of tuples.
+            while ending and ending[0] >> _BITS <= start:
+                key = pop(ending)
+                gone = alive.pop(key)
                 used -= gone[2]
                 if gone[1] <= peak_sequence:
                     freed_since_peak.append(gone)
-            if move or stack.phase != program.phase:
+            if changed:
                 if move == "layer" and stack.phase == program.phase:
-                    program.layer = layer = (program.layer or 0) + 1
-                else:
+                    program.layer = (program.layer or 0) + 1
+                elif move or stack.phase != program.phase:
                     if point_rows:
                         program.point(point_time, point_low, point_high, point_rows)
                         point_rows = 0
                     self._keep(program.move(stack, move, start))
-                    segment, layer = program.segment, program.layer
+                    segment = program.segment
+                layer = program.layer if stack.in_layer else None
             if not point_rows:
                 point_time, point_low, point_high = start, used, 0
             elif used < point_low:
@@ -253,11 +259,12 @@ class _Reader:
             if point_rows >= program.rows_a_point:
                 program.point(point_time, point_low, point_high, point_rows)
                 point_rows = 0
-            entry = (end, sequence, size, start, here, segment, layer if stack.in_layer else None)
             if end >= NEVER:
-                staying.append(entry)
+                staying.append((end, sequence, size, start, here, segment, layer))
             else:
-                push(ending, entry)
+                key = end << _BITS | sequence
+                push(ending, key)
+                alive[key] = (end, sequence, size, start, here, segment, layer)
             if used > peak:
                 peak, peak_sequence = used, sequence
                 self.peak_time, self.peak_segment = start, segment
@@ -281,7 +288,7 @@ class _Reader:
         at, i_stack = self.columns.at, self.columns.before_stack
         alive = [
             entry
-            for group in (self._staying, self._ending, self._freed_since_peak)
+            for group in (self._staying, self._alive.values(), self._freed_since_peak)
             for entry in group
             if entry[1] <= self._peak_sequence
         ]
