@@ -11,6 +11,7 @@ itself, is shown as a table of operator times.
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from pathlib import Path
 
@@ -95,22 +96,22 @@ def _advise(args: argparse.Namespace, report: Report | None, found: Explanation)
     if args.try_levers:
         tried = {}
         job = advice.rebuild_job(report.job, details)
-        for number, lever in enumerate(levers):
+        for lever in levers:
             print(f"trying {lever.name}", file=sys.stderr)
             if job is not None:
-                tried[lever.name] = _try(args.path, report, advice.try_lever(job, lever), number)
+                tried[lever.name] = _try(args.path, report, advice.try_lever(job, lever), lever)
     stage = next((rank.stage for rank in report.ranks if rank.rank == found.rank), None)
     text = advice_view.render(levers, found.peak_bytes // 2**20, stage, tried)
     if text:
         print("\n" + text, end="")
 
 
-def _try(record: Path, report: Report, job: Job, number: int) -> Report | str:
+def _try(record: Path, report: Report, job: Job, lever: advice.Lever) -> Report | str:
     from mindspeed_dryrun.launch.run import LaunchOptions, dry_run_job
 
     trainer = report.job.trainer if report.job else "auto"
     options = LaunchOptions(budget_mb=report.budget_mb, trainer=trainer, level=report.engine.level or 1)
     try:
-        return dry_run_job(job, record / "tries" / f"{number:02d}", options)
+        return dry_run_job(job, record / "tries" / re.sub(r"[^a-z0-9]+", "-", lever.name.lower()), options)
     except DryRunError as error:
         return str(error)

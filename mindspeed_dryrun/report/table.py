@@ -25,6 +25,8 @@ def render(report: Report, colour: bool = False) -> str:
     found = view.rows(report)
     for error in view.errors(found):
         lines += _wrap(error, most=3)
+    if any(":" in view.shorten(view.ranges(row.ranks), 16) for row in found):
+        lines += _wrap("0-6:2 stands for every second rank from 0 to 6.")
     if any(row.folded for row in found):
         lines += _wrap("A row holds ranks of one class; its figures are the largest among them.")
     if report.not_counted:

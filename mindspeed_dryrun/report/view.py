@@ -121,7 +121,7 @@ def verdict(report: Report) -> Verdict:
         names = ranges(number for rank in broken for number in rank.represents or (rank.rank,))
         what = "timed out" if all(rank.status == "timeout" for rank in broken) else "failed"
         noun = "Rank" if names.isdigit() else "Ranks"
-        return Verdict("FAILED", "bad", f"{noun} {shorten(names, 30)} {what}: there is no figure to trust.")
+        return Verdict("FAILED", "bad", f"{noun} {shorten(names, 30)} {what}: without them there is no verdict.")
     starved = [number for rank in report.ranks if rank.status == "oom" and rank.error for number in rank.represents]
     if starved:
         return Verdict("DOES NOT FIT", "bad", f"Rank {shorten(ranges(starved), 30)} really ran out of memory.")
