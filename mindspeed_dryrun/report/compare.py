@@ -117,7 +117,8 @@ def render_table(found: Comparison) -> str:
     first, second = found.worst_ranks
     if first != second and None not in found.worst_ranks:
         lines += ["", f"The worst rank is {first} in {a} and {second} in {b}."]
-    lines += ["", "used: without fragments; frag.: with fragments. Differences are B - A."]
+    words = "used: without fragments; frag.: with fragments." if "frag." in lines[0] else "Peaks without fragments."
+    lines += ["", f"{words} Differences are {b} - {a}."]
     if found.differences:
         lines += ["", "What differs between the runs"]
         rows = [[item.kind, item.name, item.a or "–", item.b or "–"] for item in found.differences]
