@@ -41,7 +41,8 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Reads, runs, prints."""
-    from mindspeed_dryrun.launch.run import LaunchOptions, dry_run_job
+    from mindspeed_dryrun.launch.run import LaunchOptions
+    from mindspeed_dryrun.strategy.measure import dry_run_beside
     from mindspeed_dryrun.strategy.sweep import Row, Sweep, exit_status, read_sweep, to_json, to_text
     from mindspeed_dryrun.strategy.text import duration, say
 
@@ -60,8 +61,8 @@ def run(args: argparse.Namespace) -> int:
         left = f", about {duration((time.monotonic() - started) / index * (len(plan.variants) - index))} left" if index else ""
         say(f"[{index + 1}/{len(plan.variants)}] {row.variant.name}{left}")
 
-    def dry_run(job: Job, out: Path) -> Report:
-        return dry_run_job(job, out, options)
+    def dry_run(job: Job, stem: Path) -> Report:
+        return dry_run_beside(job, stem, options)[0]
 
     sweep = Sweep(plan, folder, dry_run, on_row)
     rows = sweep.run()

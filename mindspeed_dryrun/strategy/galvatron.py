@@ -1,12 +1,13 @@
 """Galvatron's search, written from its paper (Miao et al., VLDB 2023, section 4), as something to compare ours with.
 
-For every pipeline degree and microbatch size it splits the layers evenly into stages and, stage by stage, solves
+For every pipeline degree and number of microbatches it splits the layers evenly into stages and, stage by stage, solves
 
     C(l, e) = min over s of  C(l - 1, e - O(l, s)) + c(l, s) + R(l, s', s)
 
 the least time of the first l layers within memory e, where s ranges over the strategies of one layer (tensor and data
 parallel sizes that fill the stage's cards, recomputed or not), O is the layer's memory, c its time and R the cost of
-changing the layout between two layers. The iteration then takes `Σ stages + (m - 1) · slowest stage`.
+changing the layout between two layers. A microbatch is a share of the global batch, so a layer with more data parallel
+ranks works on fewer samples of it. The iteration then takes `Σ stages + (m - 1) · slowest stage`.
 
 Memory and time come from the caller's tables, so both searches see the same model.
 """
@@ -34,7 +35,8 @@ class Plan:
     """A whole plan: one strategy for each layer, in order."""
 
     pp: int
-    micro_batch: int
+    microbatches: int
+    global_batch: int
     layers: tuple[LayerStrategy, ...]
     seconds: float
 
@@ -110,59 +112,62 @@ class Tables:
 
 
 def search(tables: Tables) -> Plan | None:
-    """The plan with the least predicted time over all pipeline degrees and microbatch sizes."""
+    """The plan with the least predicted time over all pipeline degrees and numbers of microbatches."""
     found: Plan | None = None
-    for pp, micro_batch in itertools.product(tables.pp, tables.micro_batch):
+    counts = [number for number in range(1, tables.global_batch + 1) if tables.global_batch % number == 0]
+    for pp, microbatches in itertools.product(tables.pp, counts):
         if tables.layers % pp or tables.world % pp:
             continue
-        plan = _one(tables, pp, micro_batch)
+        plan = _one(tables, pp, microbatches)
         if plan is not None and (found is None or plan.seconds < found.seconds):
             found = plan
     return found
 
 
-def _one(tables: Tables, pp: int, micro_batch: int) -> Plan | None:
+def _one(tables: Tables, pp: int, microbatches: int) -> Plan | None:
     cards = tables.world // pp
+    samples = tables.global_batch // microbatches
     choices = [
         LayerStrategy(tp, cards // tp, recompute)
         for tp in tables.tp
-        if cards % tp == 0 and tables.global_batch % (micro_batch * (cards // tp)) == 0
+        if cards % tp == 0 and samples % (cards // tp) == 0 and samples // (cards // tp) in tables.micro_batch
         for recompute in (False, True)
     ]
     if not choices:
         return None
     stages: list[tuple[float, tuple[LayerStrategy, ...]]] = []
     for stage in range(pp):
-        in_flight = pp - stage
-        # The embedding and the output layer take the layout of the stage's first choice with the least memory.
-        fixed = min(tables.fixed_mb(stage, pp, choice.tp, choice.dp, micro_batch) for choice in choices)
+        in_flight = min(microbatches, pp - stage)
+        # The embedding and the output layer may take the layout that needs the least memory.
+        fixed = min(tables.fixed_mb(stage, pp, item.tp, item.dp, samples // item.dp) for item in choices)
         budget = int((tables.budget_mb - fixed) // tables.unit_mb)
         if budget < 0:
             return None
 
         def memory(choice: LayerStrategy, held: int = in_flight) -> int:
-            return -(-int(tables.layer_mb(choice, micro_batch, held)) // tables.unit_mb)
+            return -(-int(tables.layer_mb(choice, samples // choice.dp, held)) // tables.unit_mb)
 
         solved = best_stage(
             tables.layers // pp,
             choices,
             memory,
-            lambda choice: tables.layer_s(choice, micro_batch),
-            lambda one, other: tables.change_s(one, other, micro_batch),
+            lambda choice: tables.layer_s(choice, samples // choice.dp),
+            lambda one, other: tables.change_s(one, other, samples // min(one.dp, other.dp)),
             budget,
         )
         if solved is None:
             return None
-        extra = tables.fixed_s(stage, pp, solved[1][0].tp, micro_batch)
-        stages.append((solved[0] + extra, solved[1]))
-    microbatches = tables.global_batch // (micro_batch * stages[0][1][0].dp)
+        first = solved[1][0]
+        stages.append((solved[0] + tables.fixed_s(stage, pp, first.tp, samples // first.dp), solved[1]))
     times = [seconds for seconds, _ in stages]
     total = sum(times) + (microbatches - 1) * max(times)
-    return Plan(pp, micro_batch, tuple(itertools.chain.from_iterable(way for _, way in stages)), total)
+    layers = tuple(itertools.chain.from_iterable(way for _, way in stages))
+    return Plan(pp, microbatches, tables.global_batch, layers, total)
 
 
 def as_trained(plan: Plan) -> tuple[int, int, int, int, bool]:
     """(tp, pp, dp, micro batch, recompute) that such a plan is trained with where layers cannot differ: the first
     layer's sizes for all, recomputation for all if any layer asks for it."""
     first = plan.layers[0]
-    return first.tp, plan.pp, first.dp, plan.micro_batch, any(layer.recompute for layer in plan.layers)
+    micro_batch = plan.global_batch // plan.microbatches // first.dp
+    return first.tp, plan.pp, first.dp, micro_batch, any(layer.recompute for layer in plan.layers)

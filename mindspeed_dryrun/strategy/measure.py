@@ -7,13 +7,13 @@ search that is started again finds what it has already counted.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from mindspeed_dryrun.errors import DryRunError
 from mindspeed_dryrun.launch.job import Job, understand
 from mindspeed_dryrun.launch.msrun_call import MsrunCall
 from mindspeed_dryrun.record.model import Report
@@ -79,9 +79,19 @@ def job_of(call: MsrunCall, script: str, strategy: Strategy, cards_per_node: int
     return understand(changed, script)
 
 
-def fingerprint(data: Mapping[str, Any]) -> str:
-    """Eight letters that change with what a run is made of."""
-    return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:8]
+def dry_run_beside(job: Job, stem: Path, options: LaunchOptions) -> tuple[Report, Path]:
+    """A dry run in `stem-FINGERPRINT`: found again by what is run, never mixed up with an older engine's or catalogue's."""
+    from mindspeed_dryrun.cann import choose_engine
+    from mindspeed_dryrun.launch.run import plan_job, run_plan
+
+    plan = plan_job(job, options, choose_engine(options.level))
+    folder = stem.with_name(f"{stem.name}-{plan.fingerprint[:8]}").absolute()
+    return run_plan(plan, folder, options), folder
+
+
+def file_name(text: str) -> str:
+    """A name that is safe as a folder's."""
+    return re.sub(r"[^A-Za-z0-9._+=-]+", "_", text).strip("_")[:60] or "variant"
 
 
 class DryRuns:
@@ -92,11 +102,10 @@ class DryRuns:
         self.folder, self.options = folder, options
 
     def __call__(self, strategy: Strategy) -> Measurement:
-        from mindspeed_dryrun.launch.run import dry_run_job
-
-        job = job_of(self.call, self.script, strategy, self.cards_per_node)
-        key = fingerprint({"args": job.args, "world": job.world_size, "program": job.program})
-        folder = self.folder / f"{strategy.name.replace(' ', '_').replace('[', '').replace(']', '').replace(',', '-')}-{key}"
-        report = dry_run_job(job, folder, self.options)
+        try:
+            job = job_of(self.call, self.script, strategy, self.cards_per_node)
+            report, folder = dry_run_beside(job, self.folder / file_name(strategy.name), self.options)
+        except DryRunError as error:
+            return Measurement((), error=str(error))
         seconds = sum(rank.seconds or 0.0 for rank in report.ranks)
         return read_measurement(report, seconds, str(folder))

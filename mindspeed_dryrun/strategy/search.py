@@ -30,6 +30,8 @@ _DOUBT = 3.0
 # Small dry runs are worth it while they settle what a full one would; this many at most, for the fastest so many.
 _MOST_PROBES, _LOOK_AHEAD = 16, 100
 _PROBE_LAYERS = (1, 2, 4)
+# When nothing at all can be dry-run, it is not the strategies.
+_MOST_FAILURES = 3
 
 
 @dataclass
@@ -255,6 +257,11 @@ class Search:
             self._learn_from(self.shape, candidate.strategy, candidate.measurement)
         else:
             self.result.failed.append(candidate)
+            if len(self.result.failed) >= _MOST_FAILURES and not self.model.observations:
+                raise DryRunError(
+                    f"The first {_MOST_FAILURES} dry runs of the search failed ({candidate.strategy.name}): "
+                    f"{candidate.measurement.error}"
+                )
 
     def _learn_from(self, shape: ModelShape, strategy: Strategy, measurement: Measurement) -> None:
         self.model.add(

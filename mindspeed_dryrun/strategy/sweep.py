@@ -7,7 +7,6 @@ import dataclasses
 import itertools
 import json
 import os
-import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +19,7 @@ from mindspeed_dryrun.launch.script import capture
 from mindspeed_dryrun.record.model import Report
 from mindspeed_dryrun.strategy import page
 from mindspeed_dryrun.strategy.hardware import Hardware, read_hardware
-from mindspeed_dryrun.strategy.measure import fingerprint
+from mindspeed_dryrun.strategy.measure import file_name
 from mindspeed_dryrun.strategy.shape import read_shape
 from mindspeed_dryrun.strategy.strategy import read_strategy
 from mindspeed_dryrun.strategy.text import table
@@ -198,6 +197,7 @@ def predict(job: Job, hardware: Hardware | None) -> Estimate | None:
         return None
 
 
+# Runs a job in a record whose folder's name starts with the given path.
 DryRun = Callable[[Job, Path], Report]
 
 
@@ -226,8 +226,7 @@ class Sweep:
         try:
             job = job_of(self.plan.script, row.variant)
             row.estimate = predict(job, self.plan.hardware)
-            key = fingerprint({"args": job.args, "world": job.world_size, "env": dict(row.variant.env)})
-            row.report = self.dry_run(job, self.folder / "variants" / f"{_slug(row.variant.name)}-{key}")
+            row.report = self.dry_run(job, self.folder / "variants" / file_name(row.variant.name))
             first = next((rank.error for rank in row.report.ranks if rank.error), None)
             row.error = first if row.status in ("failed", "timeout") else None
         except DryRunError as error:
@@ -330,7 +329,3 @@ def _estimate_json(guess: Estimate | None) -> dict[str, float] | None:
     if guess is None:
         return None
     return {name: round(value, 4) for name, value in dataclasses.asdict(guess).items()}
-
-
-def _slug(name: str) -> str:
-    return re.sub(r"[^A-Za-z0-9._+=-]+", "_", name).strip("_")[:60] or "variant"

@@ -124,6 +124,27 @@ def test_a_first_dry_run_that_fails_is_a_sentence() -> None:
         Search(shape, strategies(shape, 2, Space()), HARDWARE, 1500, broken).run()
 
 
+def test_a_flag_that_the_trainer_does_not_model_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The real plan refuses it; the search says so in one sentence and does not try a thousand times."""
+    path = _file(tmp_path, args="--moe-fb-overlap --num-query-groups 4", budget="58G")
+    status = main(["search", str(path), "--out", str(tmp_path / "out"), "--trainer", "embedded"])
+    said = capsys.readouterr().err
+    assert status in (1, 2) and "--moe-fb-overlap" in said and "Traceback" not in said
+
+
+def test_when_nothing_can_be_dry_run_the_search_stops() -> None:
+    shape = MODELS["small"]
+    asked = []
+
+    def broken(strategy: Strategy) -> Measurement:
+        asked.append(strategy)
+        return Measurement((), error="no engine")
+
+    with pytest.raises(DryRunError, match="no engine"):
+        Search(shape, strategies(shape, 2, Space()), HARDWARE, 60000, broken).run()
+    assert len(asked) <= 3
+
+
 def test_a_strategy_that_fails_is_shown_and_passed() -> None:
     shape = MODELS["qwen2.5-7b"]
     oracle = Oracle(shape)

@@ -51,7 +51,7 @@ def test_the_recurrence_is_the_brute_force(
 
 def test_a_plan_is_trained_with_its_first_layers_sizes() -> None:
     layers = (LayerStrategy(2, 4, False), LayerStrategy(4, 2, True))
-    assert as_trained(Plan(2, 1, layers, 1.0)) == (2, 2, 4, 1, True)
+    assert as_trained(Plan(2, 8, 64, layers, 1.0)) == (2, 2, 4, 2, True)
 
 
 @pytest.mark.parametrize(
