@@ -14,13 +14,14 @@ _STYLE = """
 @media (prefers-color-scheme: dark) { :root { --ink: #e8ebf0; --paper: #14181f; --soft: #98a2b3; --line: #333b47;
         --a: #6ea2ff; --b: #2b4a80; --bad: #ff7b72; --good: #56d364; } }
 body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper); margin: 2rem auto;
-       max-width: 72rem; padding: 0 1rem; }
+       max-width: 76rem; padding: 0 1rem; }
 h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2rem; }
-table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
+table { border-collapse: collapse; width: 100%; font-size: 14px; font-variant-numeric: tabular-nums; }
 .wide { overflow-x: auto; }
-th, td { text-align: right; padding: .35rem .6rem; border-bottom: 1px solid var(--line); white-space: nowrap; }
+th, td { text-align: right; padding: .35rem .5rem; border-bottom: 1px solid var(--line); white-space: nowrap; }
 th:first-child, td:first-child { text-align: left; }
-pre { background: color-mix(in srgb, var(--line) 40%, transparent); padding: .8rem; overflow-x: auto; }
+pre { background: color-mix(in srgb, var(--line) 40%, transparent); padding: .8rem;
+      white-space: pre-wrap; overflow-wrap: anywhere; }
 svg { width: 100%; height: auto; } svg text { fill: var(--ink); font-size: 12px; }
 .soft { color: var(--soft); } .bad { color: var(--bad); } .good { color: var(--good); }
 """
@@ -116,22 +117,25 @@ def bar_chart(bars: Sequence[Bar], budget_mb: float | None) -> str:
 def pareto_chart(points: Sequence[Point], budget_mb: float, unit: str) -> str:
     """Throughput over memory. The line joins what nothing beats in both."""
     left, width, height = 60, 880, 420
-    most_x = max([point.memory_mb for point in points] + [budget_mb]) * 1.05
-    most_y = max([point.throughput for point in points] + [1e-9]) * 1.08
+    memory = [*(point.memory_mb for point in points), budget_mb]
+    rates = [point.throughput for point in points]
+    # The differences are what matters: both axes start below the smallest value, not at zero.
+    least_x, most_x = 0.9 * min(memory), 1.05 * max(memory)
+    least_y, most_y = 0.95 * min(rates), 1.02 * max(rates)
 
     def x(value: float) -> float:
-        return left + value / most_x * width
+        return left + (value - least_x) / (most_x - least_x) * width
 
     def y(value: float) -> float:
-        return height - 40 - value / most_y * (height - 70)
+        return height - 40 - (value - least_y) / (most_y - least_y) * (height - 70)
 
     parts = []
-    for tick in _ticks(most_x / 1024):
+    for tick in _ticks(least_x / 1024, most_x / 1024):
         parts.append(
             f'<text x="{x(tick * 1024):.1f}" y="{height - 22}" text-anchor="middle">{tick:g}G</text>'
             f'<line x1="{x(tick * 1024):.1f}" x2="{x(tick * 1024):.1f}" y1="20" y2="{height - 40}" style="stroke:var(--line)"/>'
         )
-    for tick in _ticks(most_y):
+    for tick in _ticks(least_y, most_y):
         parts.append(f'<text x="{left - 8}" y="{y(tick) + 4:.1f}" text-anchor="end">{tick:g}</text>')
     parts.append(f'<text x="{left + width / 2}" y="{height - 4}" text-anchor="middle">peak memory of the worst rank</text>')
     parts.append(f'<text x="{left}" y="12">{html.escape(unit)}</text>')
@@ -168,13 +172,12 @@ def pareto_front(points: Sequence[Point]) -> list[Point]:
     return front
 
 
-def _ticks(most: float) -> list[float]:
-    step = 10 ** math.floor(math.log10(max(most, 1e-9)))
-    for factor in (0.2, 0.5, 1.0, 2.0):
-        if most / (step * factor) <= 8:
-            step *= factor
-            break
-    return [round(step * index, 6) for index in range(int(most / step) + 1)]
+def _ticks(least: float, most: float) -> list[float]:
+    """Round numbers between both ends, eight at most."""
+    span = max(most - least, 1e-9)
+    step = 10 ** math.floor(math.log10(span))
+    step *= next((factor for factor in (0.2, 0.5, 1.0) if span / (step * factor) <= 8), 2.0)
+    return [round(step * index, 6) for index in range(math.ceil(least / step), int(most / step) + 1)]
 
 
 def _svg(width: float, height: float, parts: Sequence[str], label: str) -> str:
