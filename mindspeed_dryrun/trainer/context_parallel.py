@@ -7,6 +7,7 @@ half of a block is masked away, and so the size of what is computed: every rank 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +19,7 @@ from megatron.core import parallel_state
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.spec_utils import ModuleSpec
 
-from mindspeed_dryrun.trainer.layers import CausalMask, FusedAttention
+from mindspeed_dryrun.trainer.layers import FusedAttention, causal_mask
 from mindspeed_dryrun.trainer.settings import Settings
 
 
@@ -35,6 +36,7 @@ class Split:
     window: int
 
 
+@functools.cache
 def split_of(settings: Settings) -> Split:
     """The two groups of this rank, each of one rank where the algorithm does not use it."""
     group = parallel_state.get_context_parallel_group()
@@ -70,21 +72,20 @@ def sequence_slicer(settings: Settings) -> Callable[[Any], Any]:
 
 
 def attention_spec(settings: Settings) -> ModuleSpec:
-    """The attention of every layer; they share one mask."""
-    params = {"settings": settings, "mask": CausalMask()}
+    """The attention of every layer."""
     if settings.context_parallel_size == 1:
-        return ModuleSpec(module=FusedAttention, params=params)
-    return ModuleSpec(module=SplitAttention, params={**params, "split": split_of(settings)})
+        return ModuleSpec(module=FusedAttention, params={"settings": settings})
+    return ModuleSpec(module=SplitAttention, params={"settings": settings, "split": split_of(settings)})
 
 
 class SplitAttention(MegatronModule):  # type: ignore[misc]
     """Attention over a sequence that lies on several ranks."""
 
-    def __init__(self, config: Any, settings: Settings, mask: CausalMask, split: Split, **_: Any) -> None:
+    def __init__(self, config: Any, settings: Settings, split: Split, **_: Any) -> None:
         super().__init__(config=config)
         self.settings = settings
         self.split = split
-        self.local = FusedAttention(config, settings, mask)
+        self.local = FusedAttention(config, settings)
 
     def forward(self, query: Any, key: Any, value: Any, attention_mask: Any, **kwargs: Any) -> Any:
         size = len(self.split.heads)
@@ -107,7 +108,7 @@ class SplitAttention(MegatronModule):  # type: ignore[misc]
             return self.local(query, key, value, attention_mask)
         heads = query.shape[2]
         query, key, value = (x.reshape(x.shape[0], x.shape[1], -1) for x in (query, key, value))
-        mask = self.local.mask.get() if attention_mask is None else attention_mask
+        mask = causal_mask() if attention_mask is None else attention_mask
         how = Ring(
             self.split, heads, self.local.scale, 1.0 - self.config.attention_dropout,
             self.settings.use_fused_ring_attention_update,

@@ -6,6 +6,7 @@ megatron-core offers no seam, is replaced in `install`.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -57,30 +58,23 @@ class Norm:
         return RMSNorm(settings, hidden_size, eps, config.sequence_parallel)
 
 
-class CausalMask:
-    """The one mask of a process, made when the first layer wants it."""
-
-    def __init__(self) -> None:
-        self._mask: Any = None
-
-    def get(self) -> Any:
-        if self._mask is None:
-            ones = torch.ones((COMPRESSED_MASK, COMPRESSED_MASK), device="npu", dtype=torch.bool)
-            self._mask = torch.triu(ones, diagonal=1)
-        return self._mask
+@functools.cache
+def causal_mask() -> Any:
+    """The one mask of a process, shared by all layers of all chunks; made when the first layer wants it."""
+    ones = torch.ones((COMPRESSED_MASK, COMPRESSED_MASK), device="npu", dtype=torch.bool)
+    return torch.triu(ones, diagonal=1)
 
 
 class FusedAttention(MegatronModule):  # type: ignore[misc]
     """Attention of one rank's heads over the tokens it has, as one operator."""
 
-    def __init__(self, config: Any, settings: Settings, mask: CausalMask, **_: Any) -> None:
+    def __init__(self, config: Any, settings: Settings, **_: Any) -> None:
         super().__init__(config=config)
         self.settings = settings
-        self.mask = mask
         self.scale = 1.0 / math.sqrt(settings.query_pre_attn_scalar or config.kv_channels)
 
     def forward(self, query: Any, key: Any, value: Any, attention_mask: Any, **_: Any) -> Any:
-        mask = self.mask.get() if attention_mask is None else attention_mask
+        mask = causal_mask() if attention_mask is None else attention_mask
         length, batch, heads, _ = query.shape
         layout, sparse_mode, ends = self.settings.shape_order, 2, None
         if self.settings.reset_position_ids:

@@ -10,7 +10,7 @@ from mindspeed_dryrun.errors import UsageError
 from mindspeed_dryrun.trainer import flags
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Settings:
     """One rank's job. Flag values are read as attributes (`settings.num_layers`); the fields are what is derived."""
 
