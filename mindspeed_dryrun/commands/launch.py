@@ -41,9 +41,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--out", metavar="DIR", help="folder of the record (default: dryrun-SCRIPT)")
     parser.add_argument("--ranks", default="auto", metavar="auto|all|LIST", help="one of each class, all, or 0,3,8-11")
-    parser.add_argument("--microbatches", default="auto", choices=("auto", "all"), help="as many as reach the peak, or all")
+    parser.add_argument(
+        "--microbatches", default="auto", choices=("auto", "all"), help="as many as reach the peak, or all"
+    )
     parser.add_argument("--level", type=int, default=1, choices=(0, 1, 2, 3), help="MindSpore's simulation level")
-    parser.add_argument("--budget", metavar="SIZE", help="memory per card, such as 58G (default: what MindSpore can use)")
+    parser.add_argument(
+        "--budget", metavar="SIZE", help="memory per card, such as 58G (default: what MindSpore can use)"
+    )
     parser.add_argument("--trainer", default="auto", choices=("auto", "script", "embedded"), help="whose program runs")
     parser.add_argument("--jobs", type=int, metavar="N", help="ranks at once (default: by cores and free memory)")
     parser.add_argument("--executor", default="local", choices=("local", "ray"), help="where ranks run")
@@ -53,7 +57,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--explain", action="store_true", help="record every allocation, and say what fills the memory")
     parser.add_argument("--ab", action="store_true", help="run the script for real as well (needs NPUs) and compare")
     parser.add_argument(
-        "--check-classes", type=int, default=0, metavar="N", help="simulate N random other ranks and fail if they differ"
+        "--check-classes",
+        type=int,
+        default=0,
+        metavar="N",
+        help="simulate N random other ranks and fail if they differ",
     )
     parser.add_argument("--patches", metavar="FILE", action="append", default=[], help="a patch file of your own")
 

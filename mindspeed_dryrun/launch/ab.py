@@ -13,7 +13,9 @@ from mindspeed_dryrun.launch.flags import override_args, without
 from mindspeed_dryrun.launch.job import Job
 from mindspeed_dryrun.launch.shorten import ITERATIONS, short_args
 
-_ELSEWHERE = "Run the script on such a machine and compare its logs: mindspeed-dryrun compare MSRUN_LOG RECORD --labels real,dry"
+_ELSEWHERE = (
+    "Run the script on such a machine and compare its logs: mindspeed-dryrun compare MSRUN_LOG RECORD --labels real,dry"
+)
 
 
 def run_for_real(job: Job, out: Path) -> Path:

@@ -137,7 +137,9 @@ def checkpoint_layout(folder: Path) -> tuple[int, int] | None:
     try:
         ranks = _rank_folders(folder)
         if not ranks:
-            inside = sorted(item for item in folder.iterdir() if item.is_dir() and re.match(r"iter_\d+|release", item.name))
+            inside = sorted(
+                item for item in folder.iterdir() if item.is_dir() and re.match(r"iter_\d+|release", item.name)
+            )
             ranks = _rank_folders(inside[-1]) if inside else []
     except OSError:
         return None

@@ -144,7 +144,9 @@ def _rank_list(text: str, world_size: int) -> list[int]:
         result.update(range(int(first), int(last if dash else first) + 1))
     wrong = sorted(rank for rank in result if rank >= world_size)
     if wrong or not result:
-        raise UsageError(f"--ranks names rank {wrong[0] if wrong else '?'}, and this job has ranks 0 to {world_size - 1}.")
+        raise UsageError(
+            f"--ranks names rank {wrong[0] if wrong else '?'}, and this job has ranks 0 to {world_size - 1}."
+        )
     return sorted(result)
 
 
@@ -184,7 +186,9 @@ def rank_environment(
     )
     env.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     env["PYTHONPATH"] = os.pathsep.join(
-        dict.fromkeys(part for part in (*trainer.path, _PACKAGE_ROOT, *env.get("PYTHONPATH", "").split(os.pathsep)) if part)
+        dict.fromkeys(
+            part for part in (*trainer.path, _PACKAGE_ROOT, *env.get("PYTHONPATH", "").split(os.pathsep)) if part
+        )
     )
     if explain:
         env["MS_ALLOC_CONF"] = f"memory_tracker:True,memory_tracker_path:{folder}"
@@ -232,7 +236,9 @@ def plan_json(plan: Plan, out: Path) -> dict[str, Any]:
     return {
         "schema_version": 1,
         "job": dataclasses.asdict(plan.job.summary(plan.trainer)),
-        "engine": {"mindspore": plan.engine.mindspore, "cann": plan.engine.cann, "level": level} if plan.engine else None,
+        "engine": {"mindspore": plan.engine.mindspore, "cann": plan.engine.cann, "level": level}
+        if plan.engine
+        else None,
         "ranks": [
             {"rank": task.rank, "represents": list(task.represents), "stage": task.stage, "why": task.why}
             for task in plan.tasks

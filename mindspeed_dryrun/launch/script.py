@@ -48,8 +48,8 @@ _PROGRAMS = {
     **{name: f'printf "%s\\n" {name} >> "$__dryrun_bin/../launchers"; exit 0' for name in _OTHER_LAUNCHERS},
     "tee": "exec cat",
     # following a log that will never come would never end
-    "tail": f'for word; do case $word in -f|-F|-[0-9]*f|--follow*) exit 0;; esac; done; {_REAL.format("tail")}',
-    "sed": f'for word; do case $word in -i*|-[nrEsz]*i*|--in-place*) exit 0;; esac; done; {_REAL.format("sed")}',
+    "tail": f"for word; do case $word in -f|-F|-[0-9]*f|--follow*) exit 0;; esac; done; {_REAL.format('tail')}",
+    "sed": f"for word; do case $word in -i*|-[nrEsz]*i*|--in-place*) exit 0;; esac; done; {_REAL.format('sed')}",
 }
 # Python itself runs (`$(python -c …)` computes values), but not the script's other steps (conversion, preprocessing).
 _PYTHON = """
@@ -156,7 +156,23 @@ def assignments(text: str) -> Iterator[Assignment]:
 
 
 _BEFORE_COMMANDS = frozenset(
-    ["if", "then", "else", "elif", "while", "until", "do", "{", "!", "time", "export", "declare", "typeset", "local", "readonly"]
+    [
+        "if",
+        "then",
+        "else",
+        "elif",
+        "while",
+        "until",
+        "do",
+        "{",
+        "!",
+        "time",
+        "export",
+        "declare",
+        "typeset",
+        "local",
+        "readonly",
+    ]
 )
 
 
@@ -173,7 +189,7 @@ def _word_end(text: str, position: int) -> int:
             position += 1
         elif (closing and closing[-1] == '"' and char == '"') or (closing and closing[-1] == "`" and char == "`"):
             closing.pop()
-        elif char in "\"`" or (char == "'" and not (closing and closing[-1] == '"')):
+        elif char in '"`' or (char == "'" and not (closing and closing[-1] == '"')):
             closing.append(char)
         elif char in "({" and ((previous in "$<>=" and previous) or (closing and closing[-1] in ")}" and char == "(")):
             closing.append(")" if char == "(" else "}")
@@ -210,7 +226,7 @@ def _environment(folder: Path, exported: Mapping[str, str]) -> dict[str, str]:
     programs.mkdir()
     for name, body in _PROGRAMS.items():
         _write_program(programs / name, body)
-    msrun = f"exec {shlex.quote(sys.executable)} -I -S {shlex.quote(str(_SHIM / 'msrun.py'))} \"$@\""
+    msrun = f'exec {shlex.quote(sys.executable)} -I -S {shlex.quote(str(_SHIM / "msrun.py"))} "$@"'
     _write_program(programs / "msrun", msrun)
     for name in ("python", "python3"):
         _write_program(programs / name, _PYTHON.format(name) + _REAL.format(name))

@@ -47,7 +47,9 @@ def choose_trainer(job: Job, wanted: str = "auto") -> Trainer:
 def _script_trainer(job: Job) -> Trainer:
     program = _find_program(job)
     if program is None:
-        return Trainer("script", job.program, (), f"{job.program} is neither in {job.cwd} nor in ${CORE_MS}/MindSpeed-LLM")
+        return Trainer(
+            "script", job.program, (), f"{job.program} is neither in {job.cwd} nor in ${CORE_MS}/MindSpeed-LLM"
+        )
     folder = program.parent
     if not job.is_megatron or not (folder / "mindspeed_llm").is_dir():
         return Trainer("script", str(program), (str(folder),))
@@ -59,14 +61,20 @@ def _script_trainer(job: Job) -> Trainer:
         elif found:
             path.append(found)
     adapter = _find_adapter(job, folder)
-    problem = f"{' and '.join(missing)} not found: set {CORE_MS} to the folder that auto_convert.sh filled" if missing else None
+    problem = (
+        f"{' and '.join(missing)} not found: set {CORE_MS} to the folder that auto_convert.sh filled"
+        if missing
+        else None
+    )
     try:
         path += adapter or engine_path()
     except DryRunError as error:
         problem = problem or str(error)
     lacking = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
     if lacking and not problem:
-        problem = f"it imports {' and '.join(lacking)}, not installed: pip install -r MindSpeed-Core-MS/requirements.txt"
+        problem = (
+            f"it imports {' and '.join(lacking)}, not installed: pip install -r MindSpeed-Core-MS/requirements.txt"
+        )
     return Trainer("script", str(program), tuple(path), problem)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mindspeed_dryrun.launch.classes import place, rank_classes
@@ -24,6 +24,7 @@ def job(tp: int = 1, pp: int = 1, cp: int = 1, dp: int = 1, extra: str = "") -> 
 sizes = st.sampled_from([1, 2, 4, 8])
 
 
+@settings(deadline=None)
 @given(sizes, sizes, sizes, sizes, st.sampled_from(["", "--context-parallel-algo ulysses_cp_algo", "--use-tp-pp-dp-mapping"]))
 def test_the_world_is_covered_once(tp: int, pp: int, cp: int, dp: int, extra: str) -> None:
     found = job(tp, pp, cp, dp, extra)

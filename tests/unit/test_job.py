@@ -113,13 +113,13 @@ def test_kinds(program: str, extra: str, kind: str) -> None:
 
 
 def test_a_program_that_is_not_megatrons_is_taken_as_it_is() -> None:
-    found = understand(read_msrun_call("--worker_num 4 tiny.py --width 8".split(), "/here"), "tiny.sh")
+    found = understand(read_msrun_call(["--worker_num", "4", "tiny.py", "--width", "8"], "/here"), "tiny.sh")
     assert (found.kind, found.world_size, found.is_megatron) == ("program", 4, False)
 
 
 def test_overrides_replace_in_place_and_extend() -> None:
-    args = "--a 1 --b --c 2 3 --a 4".split()
-    assert override_args(args, "--c 5 --d --a 9".split()) == ("--a", "9", "--b", "--c", "5", "--d")
+    args = ["--a", "1", "--b", "--c", "2", "3", "--a", "4"]
+    assert override_args(args, ["--c", "5", "--d", "--a", "9"]) == ("--a", "9", "--b", "--c", "5", "--d")
     with pytest.raises(UsageError, match="'5' after -- is not a flag"):
         override_args(args, ["5"])
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mindspeed_dryrun.errors import UsageError
@@ -82,6 +82,7 @@ words = st.text(st.characters(blacklist_characters="\0"), max_size=12)
 plain = st.from_regex(r"[a-z0-9_./]{1,12}", fullmatch=True).filter(lambda word: not word.endswith(".py"))
 
 
+@settings(deadline=None)
 @given(st.lists(words, max_size=30))
 def test_any_words_give_a_call_or_a_sentence(argv: list[str]) -> None:
     try:
@@ -92,6 +93,7 @@ def test_any_words_give_a_call_or_a_sentence(argv: list[str]) -> None:
         assert call.program and call.argv == tuple(argv) and call.world_size >= 1
 
 
+@settings(deadline=None)
 @given(
     st.dictionaries(st.sampled_from(OPTIONS), st.integers(1, 4096).map(str)),
     st.booleans(),
@@ -104,6 +106,7 @@ def test_what_was_written_is_read(options: dict[str, str], equals: bool, flags: 
     assert call.options == options and call.program_args == tuple(args) and not call.dropped
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.tuples(st.from_regex(r"--[a-z]{2,10}", fullmatch=True), plain), max_size=8),
     st.lists(st.text(st.characters(whitelist_categories=("L", "N")), min_size=1, max_size=6), max_size=3),

@@ -9,7 +9,13 @@ import pytest
 
 from mindspeed_dryrun.commands.launch import parse_sets
 from mindspeed_dryrun.errors import DryRunError, UsageError
-from mindspeed_dryrun.launch.inputs import ASSUMED_VOCABULARY, absolute_paths, checkpoint_layout, dry_args, padded_vocabulary
+from mindspeed_dryrun.launch.inputs import (
+    ASSUMED_VOCABULARY,
+    absolute_paths,
+    checkpoint_layout,
+    dry_args,
+    padded_vocabulary,
+)
 from mindspeed_dryrun.launch.job import Job, understand
 from mindspeed_dryrun.launch.msrun_call import read_msrun_call
 from mindspeed_dryrun.launch.plan import RankTask, check_results, choose_ranks, make_plan, plan_json, rewritten_call
