@@ -18,7 +18,7 @@ from pathlib import Path
 
 from mindspeed_dryrun.errors import DryRunError, UsageError
 from mindspeed_dryrun.launch.job import Job
-from mindspeed_dryrun.launch.plan import DEFAULT_TIMEOUT_S, Plan, changed_environment, plan_json, rewritten_call
+from mindspeed_dryrun.launch.plan import DEFAULT_TIMEOUT_S, Plan, changed_environment, check_results, plan_json, rewritten_call
 from mindspeed_dryrun.launch.run import (
     LaunchOptions,
     default_out,
@@ -121,6 +121,7 @@ def run_job(job: Job, out: Path, args: argparse.Namespace) -> int:
         _print_report(build_report(out), out, args)
         raise
     _print_report(report, out, args)
+    check_results(plan, report)
     return exit_status(report)
 
 

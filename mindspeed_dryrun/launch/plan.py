@@ -23,6 +23,7 @@ from mindspeed_dryrun.launch.msrun_call import OPTIONS
 from mindspeed_dryrun.launch.shorten import short_args
 from mindspeed_dryrun.launch.trainers import Trainer, choose_trainer
 from mindspeed_dryrun.patches import catalogue
+from mindspeed_dryrun.record.model import Report
 
 # Stands for the record's folder in a task, so that an executor may run it on another machine, in another folder.
 RECORD = "{record}"
@@ -218,8 +219,9 @@ def rewritten_call(job: Job, level: int, out: Path) -> list[str]:
     return [*words, job.program, *job.args]
 
 
-def check_results(plan: Plan, used_peak_mb: dict[int, int | None]) -> None:
+def check_results(plan: Plan, report: Report) -> None:
     """`--check-classes`: a rank that differs from its class's representative is a failure, with the numbers."""
+    used_peak_mb = {rank.rank: rank.used_peak_mb for rank in report.ranks}
     for rank, representative in plan.checks:
         mine, theirs = used_peak_mb.get(rank), used_peak_mb.get(representative)
         if mine != theirs:

@@ -71,7 +71,10 @@ def dry_run(script: Path, options: LaunchOptions, view: View | None = None) -> R
 
 def dry_run_job(job: Job, out: Path, options: LaunchOptions, view: View | None = None) -> Report:
     """The same from a job that is understood already."""
-    return run_plan(plan_job(job, options, choose_engine(options.level)), out, options, view)
+    plan = plan_job(job, options, choose_engine(options.level))
+    report = run_plan(plan, out, options, view)
+    check_results(plan, report)
+    return report
 
 
 def run_plan(plan: Plan, out: Path, options: LaunchOptions, view: View | None = None) -> Report:
@@ -98,7 +101,6 @@ def run_plan(plan: Plan, out: Path, options: LaunchOptions, view: View | None = 
         with record.locked():
             report = build_report(record.path)
             record.write_json("report.json", report.to_json())
-    check_results(plan, {rank.rank: rank.used_peak_mb for rank in report.ranks})
     return report
 
 

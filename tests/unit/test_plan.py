@@ -20,6 +20,8 @@ from mindspeed_dryrun.launch.job import Job, understand
 from mindspeed_dryrun.launch.msrun_call import read_msrun_call
 from mindspeed_dryrun.launch.plan import RankTask, check_results, choose_ranks, make_plan, plan_json, rewritten_call
 from mindspeed_dryrun.launch.trainers import choose_trainer
+from mindspeed_dryrun.record.model import EngineSummary, RankReport, Report
+from mindspeed_dryrun.record.summary import summarise
 
 BASE = (
     "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 128 --max-position-embeddings 128 "
@@ -65,10 +67,14 @@ def test_checked_classes_still_cover_the_world_once() -> None:
     assert sorted(rank for task in plan.tasks for rank in task.represents) == list(range(8))
     assert len(plan.tasks) == 5 and len(plan.checks) == 3
     same = dict.fromkeys(range(8), 100)
-    check_results(plan, same)
-    wrong = {**same, plan.checks[0][0]: 101}
+    check_results(plan, report(same))
     with pytest.raises(DryRunError, match="101M"):
-        check_results(plan, wrong)
+        check_results(plan, report({**same, plan.checks[0][0]: 101}))
+
+
+def report(peaks: dict[int, int]) -> Report:
+    ranks = [RankReport(rank, (rank,), 0, "ok", used_peak_mb=peak, actual_peak_mb=peak) for rank, peak in peaks.items()]
+    return summarise(None, EngineSummary(None, None, None), ranks, budget_mb=1000)
 
 
 def test_the_rewritten_call() -> None:
