@@ -18,7 +18,14 @@ from pathlib import Path
 
 from mindspeed_dryrun.errors import DryRunError, UsageError
 from mindspeed_dryrun.launch.job import Job
-from mindspeed_dryrun.launch.plan import DEFAULT_TIMEOUT_S, Plan, changed_environment, check_results, plan_json, rewritten_call
+from mindspeed_dryrun.launch.plan import (
+    DEFAULT_TIMEOUT_S,
+    Plan,
+    changed_environment,
+    check_results,
+    plan_json,
+    rewritten_call,
+)
 from mindspeed_dryrun.launch.run import (
     LaunchOptions,
     default_out,
