@@ -272,6 +272,38 @@ def test_two_launches_do_not_run_the_same_rank(record: Path) -> None:
     assert [rank.rank for rank in build_report(record).ranks] == [1]
 
 
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_temporary_record_does_not_outlive_its_launcher(tmp_path: Path, killed: bool) -> None:
+    file = tmp_path / "task.json"
+    file.write_text(json.dumps(task("phase('ready'); time.sleep(600)" if killed else "train(); block()").to_json()))
+    program = """
+        import json, sys, tempfile
+        from pathlib import Path
+        from mindspeed_dryrun.launch.executors.rank import run_rank
+        from mindspeed_dryrun.launch.plan import RankTask
+        with tempfile.TemporaryDirectory(dir=sys.argv[1], prefix="far-") as folder:
+            task = RankTask.from_json(json.loads(Path(sys.argv[2]).read_text()))
+            report = run_rank(task, Path(folder), lambda event: print(event.phase, flush=True), temporary=True)
+            print(report.status, (Path(folder) / "ranks/00000/result.json").exists(), flush=True)
+    """
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(program), str(tmp_path), str(file)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert launcher.stdout
+    if killed:
+        for line in launcher.stdout:
+            if line == "ready\n":
+                break
+        launcher.kill()
+    else:
+        assert "ok True" in launcher.stdout.read()
+    launcher.wait(30)
+    assert eventually(lambda: not list(tmp_path.glob("far-*")) and not processes_of(tmp_path))
+
+
 LAUNCHER = """
 import json, os, sys
 from pathlib import Path

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -184,13 +186,17 @@ def names(record: Path) -> set[str]:
 
 
 @pytest.fixture
-def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
     """Three raylets on loopback, as Ray's own tests have them. The launcher's own has no CPUs for ranks."""
     ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'mindspeed-dryrun[ray]'")
     from ray.cluster_utils import Cluster
 
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    (tmp_path / "folders").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "folders"))
+    sockets = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # the path of a socket must be short
+    monkeypatch.setenv("RAY_TMPDIR", sockets)
     made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
     made.machines = [made.add_node(num_cpus=2), made.add_node(num_cpus=2)]
     ray.init(address=made.address, log_to_driver=False)
@@ -199,6 +205,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     finally:
         ray.shutdown()
         made.shutdown()
+        shutil.rmtree(sockets, ignore_errors=True)
 
 
 @pytest.mark.ray
@@ -213,7 +220,7 @@ def test_the_same_record_as_a_local_run(cluster: Any, tmp_path: Path) -> None:
     assert "ranks/00000/memory_block.csv" in names(far)
     assert sorted(event.rank for event in events if event.kind == "finished") == [0, 1, 2, 3]
     assert {event.phase for event in events} >= {"building"}
-    assert not list(Path(os.environ.get("TMPDIR", "/tmp")).glob("mindspeed-dryrun-*/ranks"))
+    assert not list((tmp_path / "folders").glob("mindspeed-dryrun-*"))
 
 
 @pytest.mark.ray
@@ -234,6 +241,7 @@ def test_a_raylet_killed_in_the_middle_loses_nothing(cluster: Any, tmp_path: Pat
     assert lost
     assert [(rank, status) for rank, status, *_ in seen(record)] == [(0, "ok"), (1, "ok"), (2, "failed"), (3, "ok")]
     tries = {path.name: len(path.read_text().split()) for path in shared.glob("tries-*")}
+    assert eventually_no_folder(tmp_path / "folders")
     assert max(tries.values()) == 2, f"a rank of the lost machine should have been run again: {tries}"
 
 
@@ -255,6 +263,7 @@ except Interrupted as error:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_ranks_on_other_machines_end_with_the_launcher(cluster: Any, tmp_path: Path, number: signal.Signals) -> None:
     record = a_record(tmp_path / "out")
+    folders = tmp_path / "folders"
     file = tmp_path / "tasks.json"
     file.write_text(json.dumps([task.to_json() for task in tasks(tmp_path, 2, seconds=600)]))
     launcher = subprocess.Popen(
@@ -274,6 +283,14 @@ def test_ranks_on_other_machines_end_with_the_launcher(cluster: Any, tmp_path: P
         time.sleep(0.2)
     assert left == []
     assert build_report(record).ranks == ()
+    assert eventually_no_folder(folders), "a machine's temporary folder must not outlive the rank"
+
+
+def eventually_no_folder(folders: Path) -> bool:
+    deadline = time.monotonic() + 20
+    while list(folders.glob("mindspeed-dryrun-*")) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    return not list(folders.glob("mindspeed-dryrun-*"))
 
 
 def ranks_running(shared: Path) -> list[int]:

@@ -1,9 +1,12 @@
-"""The process that holds one rank's tree together. Run as a program: `python -I -S guard.py TIMEOUT COMMAND…`
+"""The process that holds one rank's tree together. Run as `python -I -S guard.py TIMEOUT LAUNCHER FOLDER COMMAND…`
 
 Standard library only. It starts the command in a session of its own, with its own stderr as the command's stdout and
 stderr, and is the reaper of whatever the command leaves behind: a process that forks twice or changes its session is
 still a descendant of this one. It ends the whole tree when the command ends, when the time is up, on SIGTERM, SIGINT
 or SIGHUP, and when its stdin closes, which the kernel does for a launcher that dies, however it dies.
+
+FOLDER is empty, or a temporary folder of the process LAUNCHER: it is removed when that process ends without having done
+so. This one then leaves its launcher's side, because a Ray worker kills its children when it is killed itself.
 
 On stdout, JSON lines: `{"rss_mb": 512}` now and then, and one last `{"ended": "exit|timeout|stopped", …}`.
 """
@@ -16,6 +19,7 @@ import json
 import os
 import resource
 import select
+import shutil
 import signal
 import sys
 import time
@@ -29,7 +33,9 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 def main() -> None:
-    timeout_s, command = float(sys.argv[1]), sys.argv[2:]
+    timeout_s, launcher, folder, command = float(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4:]
+    if folder and os.fork():
+        os._exit(0)
     prctl = ctypes.CDLL(None).prctl
     prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     wake_read, wake_write = os.pipe()
@@ -68,6 +74,9 @@ def main() -> None:
         rss_mb=max(peak_mb, usage.ru_maxrss // 1024),
         left=left,
     )
+    if folder:
+        os.close(1)  # for the launcher this is the end of the rank
+        _outlive(launcher, folder)
 
 
 def _start(command: list[str], prctl: ctypes._NamedFuncPointer) -> int:
@@ -140,6 +149,18 @@ def descendants() -> dict[int, int]:
     while wave := {pid for pid, up in parent.items() if up in wave and pid not in found}:
         found.update((pid, memory[pid]) for pid in wave)
     return found
+
+
+def _outlive(launcher: int, folder: str) -> None:
+    """Waits until the folder is gone, or the launcher is: then removes it."""
+    try:
+        process = os.pidfd_open(launcher)
+    except OSError:
+        process = -1  # it has gone already
+    while os.path.isdir(folder):  # noqa: PTH112
+        if process < 0 or select.select([process], [], [], 0.2)[0]:
+            shutil.rmtree(folder, ignore_errors=True)
+            return
 
 
 def _say(**fields: object) -> None:

@@ -94,11 +94,12 @@ def run_rank(
     record: Path,
     on_event: Callable[[Event], None] = lambda event: None,
     stop: threading.Event | None = None,
+    temporary: bool = False,
 ) -> RankReport | None:
     """Runs one rank in `ranks/NNNNN` of the record and writes its `result.json` last of all.
 
     None when `stop` ended it: then nothing is left of it but its log, and it counts as not run. `DryRunError` when the
-    record cannot be written.
+    record cannot be written. A `temporary` record is removed should this process be killed.
     """
     record = record.absolute()
     folder = rank_folder(record, task.rank)
@@ -108,7 +109,7 @@ def run_rank(
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True, exist_ok=True)
         with open(log_path, "ab") as log_file:
-            outcome = _watch(task, command, record, log_file.fileno(), progress, on_event, stop)
+            outcome = _watch(task, command, record, log_file.fileno(), progress, on_event, stop, temporary)
     except OSError as error:
         raise DryRunError(f"Cannot run rank {task.rank} in {folder}: {error.strerror or error}.") from None
     if outcome.ended == "stopped":
@@ -183,12 +184,13 @@ def _watch(
     progress: Progress,
     on_event: Callable[[Event], None],
     stop: threading.Event | None,
+    temporary: bool,
 ) -> Outcome:
     """Starts the guard and follows it to its end."""
-    mark = uuid.uuid4().hex
+    mark, folder = uuid.uuid4().hex, str(record) if temporary else ""
     environment = {name: _placed(value, record, name == config.VARIABLE) for name, value in task.env.items()}
     process = subprocess.Popen(
-        [sys.executable, "-I", "-S", guard.__file__, str(task.timeout_s), *command],
+        [sys.executable, "-I", "-S", guard.__file__, str(task.timeout_s), str(os.getpid()), folder, *command],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=log,
@@ -229,9 +231,10 @@ def _watch(
                     )
     finally:
         process.stdin.close()  # in any case, also an exception's: the guard ends the tree
+        rest = process.stdout.read()  # until the guard has gone
         process.stdout.close()
         process.wait()
-        if process.returncode:
+        if "ended" not in last and b'"ended"' not in rest:
             _sweep(mark)
     if "ended" not in last:
         return Outcome("stopped" if stop is not None and stop.is_set() else "lost", rss_mb=rss_mb)

@@ -158,7 +158,7 @@ def _run_on_machine(task: RankTask, patches: bytes | None, here: Machine, mailbo
         record = Path(folder)
         if patches is not None:
             (record / "patches.json").write_bytes(patches)
-        run_rank(task, record, send)
+        run_rank(task, record, send, temporary=True)
         return pack(rank_folder(record, task.rank))
 
 
