@@ -70,6 +70,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="simulate N random other ranks and fail if they differ",
     )
+    parser.add_argument(
+        "--moe-imbalance",
+        type=float,
+        default=1.0,
+        metavar="X",
+        help="tokens of the busiest expert-parallel rank, as a multiple of an even load (default: 1)",
+    )
     parser.add_argument("--patches", metavar="FILE", action="append", default=[], help="a patch file of your own")
 
 
@@ -155,6 +162,8 @@ def options_from(args: argparse.Namespace) -> LaunchOptions:
         raise UsageError(f"--timeout {args.timeout}: give a number of seconds above 0.")
     if args.check_classes < 0:
         raise UsageError(f"--check-classes {args.check_classes}: give a number of ranks.")
+    if args.moe_imbalance < 1:
+        raise UsageError(f"--moe-imbalance {args.moe_imbalance:g}: 1 is an even load, 1.2 a fifth more on the busiest rank.")
     return LaunchOptions(
         sets=parse_sets(args.set),
         script_args=tuple(args.script_args),
@@ -170,6 +179,7 @@ def options_from(args: argparse.Namespace) -> LaunchOptions:
         timeout_s=args.timeout,
         explain=args.explain,
         check_classes=args.check_classes,
+        moe_imbalance=args.moe_imbalance,
         patch_files=tuple(Path(file) for file in args.patches),
     )
 

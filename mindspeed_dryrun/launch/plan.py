@@ -67,6 +67,7 @@ class Plan:
     notes: tuple[str, ...] = ()
     problem: str | None = None  # why it cannot be run here
     checks: tuple[tuple[int, int], ...] = ()  # (rank, its class's representative) simulated to check the classes
+    moe_imbalance: float = 1.0  # times an even load that the busiest expert-parallel rank gets
 
     @property
     def fingerprint(self) -> str:
@@ -75,6 +76,8 @@ class Plan:
         first = self.tasks[0]
         tracked = first.env.get("MS_ALLOC_CONF") is not None
         data = [self.job.world_size, self.trainer, list(first.argv[2:]), engine, tracked, list(self.patches)]
+        if self.moe_imbalance != 1.0:
+            data.append(self.moe_imbalance)
         return hashlib.sha256(json.dumps(data, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
@@ -89,6 +92,7 @@ def make_plan(
     timeout_s: float = DEFAULT_TIMEOUT_S,
     patch_files: Sequence[Path] = (),
     check_classes: int = 0,
+    moe_imbalance: float = 1.0,
 ) -> Plan:
     """The ranks to simulate and how. What stands in the way of running it is `problem`; `UsageError` for wrong options."""
     chosen = choose_trainer(job, trainer)
@@ -102,7 +106,7 @@ def make_plan(
             stage=item.stage if job.is_megatron else None,
             why=item.why,
             argv=(sys.executable, "-m", "mindspeed_dryrun.bootstrap", chosen.program, *args),
-            env=rank_environment(job, engine, chosen, item.rank, iterations, explain),
+            env=rank_environment(job, engine, chosen, item.rank, iterations, explain, moe_imbalance),
             timeout_s=timeout_s,
             iterations=iterations,
         )
@@ -124,6 +128,7 @@ def make_plan(
         notes=tuple(notes),
         problem=chosen.problem,
         checks=checks,
+        moe_imbalance=moe_imbalance,
     )
 
 
@@ -169,7 +174,7 @@ def _with_checks(
 
 
 def rank_environment(
-    job: Job, engine: Engine | None, trainer: Trainer, rank: int, iterations: int, explain: bool
+    job: Job, engine: Engine | None, trainer: Trainer, rank: int, iterations: int, explain: bool, moe_imbalance: float = 1.0
 ) -> dict[str, str]:
     """Everything a rank's process sees: the script's exports, the engine's settings, its place, and our activation."""
     base = dict(job.env or os.environ)
@@ -203,6 +208,7 @@ def rank_environment(
             "patches": f"{RECORD}/patches.json",
             "iterations": iterations,
             "scratch": f"{folder}/scratch",
+            "moe_imbalance": moe_imbalance,
         }
     )
     return env

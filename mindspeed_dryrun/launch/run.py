@@ -41,6 +41,7 @@ class LaunchOptions:
     timeout_s: float = DEFAULT_TIMEOUT_S
     explain: bool = False
     check_classes: int = 0
+    moe_imbalance: float = 1.0
     patch_files: Sequence[Path] = ()
 
 
@@ -61,6 +62,7 @@ def plan_job(job: Job, options: LaunchOptions, engine: Engine | None) -> Plan:
         timeout_s=options.timeout_s,
         patch_files=options.patch_files,
         check_classes=options.check_classes,
+        moe_imbalance=options.moe_imbalance,
     )
 
 
@@ -150,7 +152,8 @@ def not_counted(plan: Plan) -> list[str]:
         result.append("operator workspace (level 1 does not ask CANN for it)")
     result.append("HCCL buffers beyond the engine's reserve")
     if plan.job.flags.has("--num-experts"):
-        result.append("MoE imbalance (every expert gets the same number of tokens)")
+        load = "every expert gets the same number of tokens" if plan.moe_imbalance == 1.0 else f"beyond {plan.moe_imbalance:g} ×"
+        result.append(f"MoE imbalance ({load})")
     if plan.job.flags.has("--eval-iters"):
         result.append("evaluation between training iterations")
     return result
