@@ -76,6 +76,8 @@ def summary_lines(result: SearchResult, hardware: Hardware) -> list[str]:
     for candidate in result.failed:
         error = candidate.measurement.error if candidate.measurement else None
         lines.append(f"{candidate.strategy.name} could not be dry-run: {error}")
+    if result.stopped:
+        lines.append(f"Stopped early: {result.stopped}")
     if result.interrupted:
         lines.append("Interrupted: these are the results so far. The same --out continues.")
     return lines

@@ -30,7 +30,7 @@ _DOUBT = 3.0
 # Small dry runs are worth it while they settle what a full one would; this many at most, for the fastest so many.
 _MOST_PROBES, _LOOK_AHEAD = 16, 100
 _PROBE_LAYERS = (1, 2, 4)
-# When nothing at all can be dry-run, it is not the strategies.
+# When dry run after dry run fails, it is not the strategies.
 _MOST_FAILURES = 3
 
 
@@ -78,6 +78,7 @@ class SearchResult:
     residual_median: float = 0.0
     seconds: float = 0.0
     interrupted: bool = False
+    stopped: str | None = None  # why the search ended before it had all it wanted
     closest: Candidate | None = None  # when nothing fits
     least_bound: tuple[str, float] | None = None  # when everything was struck out
 
@@ -118,6 +119,7 @@ class Search:
         )
         self.doubt = _DOUBT
         self._took: list[float] = []
+        self._failures = 0  # in a row
 
     def run(self) -> SearchResult:
         """Searches, and returns what was found even when interrupted."""
@@ -127,6 +129,10 @@ class Search:
             self._verify()
         except KeyboardInterrupt:
             self.result.interrupted = True
+        except DryRunError as error:
+            if not self.result.winners:
+                raise
+            self.result.stopped = str(error)
         finally:
             self.result.seconds = time.monotonic() - started
             errors = sorted(abs(value) for value in self.model.residuals())
@@ -254,12 +260,14 @@ class Search:
         candidate.measurement = self._timed(candidate.strategy)
         self.result.dry_runs += 1
         if candidate.measurement.error is None:
+            self._failures = 0
             self._learn_from(self.shape, candidate.strategy, candidate.measurement)
         else:
             self.result.failed.append(candidate)
-            if len(self.result.failed) >= _MOST_FAILURES and not self.model.observations:
+            self._failures += 1
+            if self._failures >= _MOST_FAILURES:
                 raise DryRunError(
-                    f"The first {_MOST_FAILURES} dry runs of the search failed ({candidate.strategy.name}): "
+                    f"{_MOST_FAILURES} dry runs in a row failed, the last one {candidate.strategy.name}: "
                     f"{candidate.measurement.error}"
                 )
 

@@ -145,6 +145,22 @@ def test_when_nothing_can_be_dry_run_the_search_stops() -> None:
     assert len(asked) <= 3
 
 
+def test_what_was_found_is_kept_when_the_engine_breaks_half_way() -> None:
+    shape = MODELS["qwen2.5-7b"]
+    oracle = Oracle(shape)
+    listed = strategies(shape, 8, Space())
+    whole = Search(shape, listed, HARDWARE, 58 * 1024, Oracle(shape)).run()
+
+    def breaks(strategy: Strategy) -> Measurement:
+        if oracle.asked > whole.probes:
+            return Measurement((), error="disk full")
+        return oracle(strategy)
+
+    found = Search(shape, listed, HARDWARE, 58 * 1024, breaks).run()
+    assert [item.strategy for item in found.winners] == [whole.winners[0].strategy] and len(found.failed) == 3
+    assert "Stopped early: 3 dry runs in a row failed" in results.to_text(found, shape, HARDWARE)
+
+
 def test_a_strategy_that_fails_is_shown_and_passed() -> None:
     shape = MODELS["qwen2.5-7b"]
     oracle = Oracle(shape)
