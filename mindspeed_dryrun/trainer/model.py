@@ -148,11 +148,10 @@ class Model(GPTModel):  # type: ignore[misc]
             decoder_input = self.embedding(input_ids=input_ids, position_ids=position_ids)
             if settings.scale_emb is not None:
                 decoder_input = decoder_input * settings.scale_emb
-            if settings.input_embeds_norm:
-                decoder_input = decoder_input * torch.tensor(settings.hidden_size**0.5, dtype=decoder_input.dtype)
         rotary_pos_emb = self.rotary(settings.seq_length) if self.rotary is not None else None
+        # `decoder_input` stays referenced here until the loss is computed, whether or not the decoder scales a copy of it.
         hidden_states = self.decoder(
-            hidden_states=decoder_input, attention_mask=attention_mask, rotary_pos_emb=rotary_pos_emb
+            hidden_states=self._scaled(decoder_input), attention_mask=attention_mask, rotary_pos_emb=rotary_pos_emb
         )
         if not self.post_process:
             return hidden_states
@@ -167,6 +166,12 @@ class Model(GPTModel):  # type: ignore[misc]
             logits = torch.tanh(logits)
             logits = logits * settings.output_logit_softcapping
         return self.compute_language_model_loss(labels, logits)
+
+    def _scaled(self, decoder_input: Any) -> Any:
+        """Gemma's scale of the embeddings (`--input-embeds-norm`)."""
+        if decoder_input is None or not self.settings.input_embeds_norm:
+            return decoder_input
+        return decoder_input * torch.tensor(self.settings.hidden_size**0.5, dtype=decoder_input.dtype)
 
 
 def layer_spec(settings: Settings, norm: ModuleSpec) -> ModuleSpec:
