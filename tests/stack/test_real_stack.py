@@ -43,7 +43,7 @@ SMALL = """
 --distributed-backend nccl --ai-framework mindspore
 """.split()  # noqa: SIM905
 MOE = "--num-experts 8 --moe-router-topk 2 --moe-grouped-gemm --moe-permutation-async-comm --expert-model-parallel-size 2 --moe-aux-loss-coeff 0.01"
-TUNE = "--stage sft --is-instruction-dataset --prompt-type llama3 --finetune --variable-seq-lengths --no-pad-to-seq-lengths"
+TUNE = "--stage sft --is-instruction-dataset --prompt-type llama3 --finetune --variable-seq-lengths"
 
 FAMILIES = {
     "dense": (4, "pretrain_gpt.py", "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --sequence-parallel"),
