@@ -52,6 +52,6 @@ def test_an_index_that_cannot_be_reached_gets_a_sentence(tmp_path: Path, monkeyp
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
-    with pytest.raises(DryRunError, match="Could not install msadapter.*package index"):
+    with pytest.raises(DryRunError, match=r"Could not install msadapter.*package index"):
         packages.install(say=lambda _: None)
     assert not packages.packages_folder().exists()

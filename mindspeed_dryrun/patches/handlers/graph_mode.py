@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from mindspeed_dryrun.errors import DryRunError
@@ -14,7 +15,7 @@ _REFUSAL = "Graph mode {what} compiles with GE, which only a real CANN has. Use 
 
 def on_stand_in() -> bool:
     """Is the CANN of this process the generated one?"""
-    return os.path.exists(os.path.join(os.environ.get("ASCEND_HOME_PATH", ""), "lib64", "libstandin_cann.so"))
+    return Path(os.environ.get("ASCEND_HOME_PATH", ""), "lib64", "libstandin_cann.so").exists()
 
 
 def set_context(original: Callable[..., Any]) -> Callable[..., Any]:
