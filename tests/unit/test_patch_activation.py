@@ -109,7 +109,7 @@ def test_the_users_own_sitecustomize_still_runs(tmp_path: Path) -> None:
 
 
 def test_a_process_that_is_no_training_job_imports_nothing_of_ours() -> None:
-    done = run_python("import sys; print([m for m in sys.modules if 'dryrun' in m])", activated_environment())
+    done = run_python("import sys; print([m for m in sys.modules if m.startswith('mindspeed_dryrun')])", activated_environment())
     assert done.stdout.strip() == "[]", done.stderr
 
 
