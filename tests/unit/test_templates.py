@@ -30,7 +30,9 @@ case "${0##*/} $*" in
     srun*hostname*|hostname*) echo "10.0.0.1 fe80::1" ;;
     *"ray start"*--block*) exec sleep 600 ;;
     mindspeed-dryrun*--plan-only*) cat "$PLAN" ;;
-    mindspeed-dryrun*) exit "${STATUS:-0}" ;;
+    mindspeed-dryrun*)  # a real one takes longer than starting the cluster in the background does
+        for _ in $(seq 200); do [ "$(grep -c 'ray start' "$CALLS")" -ge "${RAY_STARTS:-0}" ] && break; sleep 0.1; done
+        exit "${STATUS:-0}" ;;
 esac
 """
 
@@ -135,7 +137,7 @@ def test_a_share_hands_the_exit_status_on(cluster: Cluster) -> None:
 
 @pytest.mark.parametrize("status", ["0", "3"])
 def test_slurm_with_ray(cluster: Cluster, status: str) -> None:
-    done = cluster.run(LAUNCH / "slurm" / "ray.sbatch", "my script.sh", "/shared/out", *OPTIONS, STATUS=status)
+    done = cluster.run(LAUNCH / "slurm" / "ray.sbatch", "my script.sh", "/shared/out", *OPTIONS, STATUS=status, RAY_STARTS="2")
     assert done.returncode == int(status), done.stderr
     assert cluster.ends(), cluster.left()
     check_gold("slurm_ray.txt", cluster.called())
