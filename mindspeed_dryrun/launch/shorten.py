@@ -40,12 +40,12 @@ def peak_microbatches(job: Job) -> int:
     1F1B: stage 0 holds PP microbatches at once; one more turns the pipeline over, so that the buffers of a backward pass
     and of the next forward pass meet as they do in a long iteration. Without a pipeline the second microbatch finds the
     gradients of the first in place. Interleaved: warm-up runs 2(PP-1) + (VPP-1)PP chunks ahead, and the count must be a
-    multiple of PP; with PP alone everything would be warm-up and the peak too high; with 2 PP a middle stage was seen to
-    stay one buffer below the full run, with 3 PP none.
+    multiple of PP; with PP alone everything would be warm-up and the peak too high. Measured on middle stages: 2 PP
+    (VPP 2) and 3 PP (VPP 4) stay one buffer below the full run, 4 PP reaches it.
     """
     pp = job.parallel.pp
     if any(job.flags.has(flag) for flag in _OTHER_SCHEDULES):
         return job.microbatches
     if job.parallel.vpp:
-        return 3 * pp
+        return 4 * pp
     return pp + 1

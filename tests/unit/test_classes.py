@@ -59,7 +59,7 @@ def test_words_say_what_sets_a_class_apart() -> None:
 
 @pytest.mark.parametrize(
     ("kwargs", "microbatches"),
-    [({"pp": 1}, 2), ({"pp": 4}, 5), ({"pp": 4, "extra": "--num-layers-per-virtual-pipeline-stage 2"}, 12),
+    [({"pp": 1}, 2), ({"pp": 4}, 5), ({"pp": 4, "extra": "--num-layers-per-virtual-pipeline-stage 2"}, 16),
      ({"pp": 2, "extra": "--schedules-method dualpipev"}, 32)],
 )  # fmt: skip
 def test_short_runs(kwargs: dict[str, object], microbatches: int) -> None:
