@@ -24,10 +24,12 @@ from pathlib import Path
 from measuring import measure
 
 from mindspeed_dryrun import packages
+from mindspeed_dryrun.bootstrap import config
 from mindspeed_dryrun.cann import choose_engine
 from mindspeed_dryrun.launch.flags import override_args
 from mindspeed_dryrun.launch.job import Job
 from mindspeed_dryrun.launch.run import LaunchOptions, read_job
+from mindspeed_dryrun.patches import catalogue
 from mindspeed_dryrun.record.worker_log import read_worker_log
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -62,15 +64,23 @@ class Cost:
 def tutorial_way(job: Job, ranks: int, microbatches: int, folder: Path) -> Cost:
     """`ranks` workers through upstream's msrun, started as the tutorial starts them."""
     folder.mkdir(parents=True)
+    # msrun wants a file to start; the patches that the trainer needs are the same for both ways.
     (folder / "pretrain.py").write_text(
-        "import runpy\nrunpy.run_module('mindspeed_dryrun.trainer', run_name='__main__')\n"
+        "import sys\nfrom mindspeed_dryrun.bootstrap.worker import main\nsys.exit(main(['mindspeed_dryrun.trainer', *sys.argv[1:]]))\n"
     )
+    (folder / "patches.json").write_text(json.dumps(catalogue.compile()))
+    activation = {
+        "mode": "rank",
+        "world_size": job.world_size,
+        "trainer": "embedded",
+        "patches": str(folder / "patches.json"),
+    }
     batch = microbatches * job.micro_batch * job.parallel.dp
     args = override_args(job.args, ["--train-iters", str(ITERATIONS), "--global-batch-size", str(batch)])
     environ = choose_engine().environment(os.environ)
     environ |= {"GLOG_v": "1", "MS_DRY_RUN": "1"}
     environ.pop("MS_DEV_LAUNCH_BLOCKING")
-    environ.pop("MINDSPEED_DRYRUN", None)
+    environ[config.VARIABLE] = json.dumps(activation)
     environ["PYTHONPATH"] = os.pathsep.join([*packages.engine_path(), str(ROOT), environ["PYTHONPATH"]])
     environ["PATH"] = f"{Path(sys.executable).parent}:{environ['PATH']}"
     command = ["msrun", f"--worker_num={job.world_size}", f"--local_worker_num={ranks}", "--master_port=8118", "--log_dir=msrun_log",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,6 +18,12 @@ from mindspeed_dryrun.record.worker_log import RankLog, read_worker_log
 
 ROOT = Path(__file__).resolve().parents[1]
 SHARED = ROOT.parent / "shared"
+
+
+# A test run that was started in the background ignores these two, and so would every process it starts.
+for _number, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, _handler)
 
 
 @dataclass(frozen=True)
@@ -48,9 +55,17 @@ def simulate(engine: Engine, tmp_path: Path) -> Callable[..., Simulated]:
         }
         command = [sys.executable, "-c", program]
         done = subprocess.run(
-            command, env=environment, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False, timeout=300
+            command,
+            env=environment,
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            check=False,
+            timeout=300,
         )
-        return Simulated(done.returncode, done.stdout.decode(errors="replace"), read_worker_log(io.BytesIO(done.stdout)))
+        return Simulated(
+            done.returncode, done.stdout.decode(errors="replace"), read_worker_log(io.BytesIO(done.stdout))
+        )
 
     return run
 

@@ -14,4 +14,4 @@ say "Style and types"
 "$PYTHON" -m ruff check .
 "$PYTHON" -m mypy
 say "Tests"
-exec "$PYTHON" -m pytest -n "${TEST_JOBS:-$(nproc)}" --dist worksteal -m "not slow and not stack" "$@"
+exec "$PYTHON" -m pytest -n "${TEST_JOBS:-$(nproc)}" --dist loadgroup -m "not slow and not stack" "$@"

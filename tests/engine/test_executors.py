@@ -93,6 +93,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 @pytest.mark.ray
+@pytest.mark.xdist_group("ray")
 def test_a_cluster_counts_the_same(cluster: Any, tmp_path: Path) -> None:
     engine = choose_engine()
     tasks = [task(engine, rank) for rank in (0, 1)]

@@ -209,6 +209,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
 
 
 @pytest.mark.ray
+@pytest.mark.xdist_group("ray")  # one cluster at a time
 def test_the_same_record_as_a_local_run(cluster: Any, tmp_path: Path) -> None:
     local, far = a_record(tmp_path / "local"), a_record(tmp_path / "far")
     LocalExecutor(jobs=2).run(tasks(tmp_path), local, lambda event: None)
@@ -224,6 +225,7 @@ def test_the_same_record_as_a_local_run(cluster: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.ray
+@pytest.mark.xdist_group("ray")  # one cluster at a time
 def test_a_raylet_killed_in_the_middle_loses_nothing(cluster: Any, tmp_path: Path) -> None:
     record = a_record(tmp_path / "out")
     shared = tmp_path / "shared"
@@ -260,6 +262,7 @@ except Interrupted as error:
 
 
 @pytest.mark.ray
+@pytest.mark.xdist_group("ray")  # one cluster at a time
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_ranks_on_other_machines_end_with_the_launcher(cluster: Any, tmp_path: Path, number: signal.Signals) -> None:
     record = a_record(tmp_path / "out")
@@ -303,9 +306,12 @@ def ranks_running(shared: Path) -> list[int]:
 
 
 @pytest.mark.ray
+@pytest.mark.xdist_group("ray")  # one cluster at a time
 def test_no_cluster_is_a_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'mindspeed-dryrun[ray]'")
     assert not ray.is_initialized()
+    if ray._private.services.find_gcs_addresses():
+        pytest.skip("a Ray cluster of somebody else's runs on this machine")
     monkeypatch.setenv("RAY_ADDRESS", "auto")
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
     with pytest.raises(UsageError, match="No Ray cluster answers at 'auto'"):

@@ -106,12 +106,12 @@ def _simulate(forward: list[float], backward: list[float], microbatches: int) ->
     st.integers(2, 6),
 )
 def test_the_formula_of_the_pipeline_is_the_simulated_one(times: list[float], per_stage: int) -> None:
-    """`m · slowest + the others once` against 1F1B event by event."""
+    """`m · slowest + the others once` is never below 1F1B event by event, and at most 15 % above it."""
     microbatches = per_stage * len(times)
     simulated = _simulate(times, [2 * time for time in times], microbatches)
     stages = [3 * time for time in times]
     formula = microbatches * max(stages) + sum(stages) - max(stages)
-    assert formula == pytest.approx(simulated, rel=0.10)
+    assert simulated * (1 - 1e-9) <= formula <= 1.15 * simulated
 
 
 def test_the_parts_add_up_and_the_band_is_around() -> None:
