@@ -131,9 +131,7 @@ class Report:
 
 
 def _plain(value: Any) -> dict[str, Any]:
-    return {
-        key: list(item) if isinstance(item, tuple) else item for key, item in dataclasses.asdict(value).items()
-    }
+    return {key: list(item) if isinstance(item, tuple) else item for key, item in dataclasses.asdict(value).items()}
 
 
 def _build(kind: Any, data: dict[str, Any]) -> Any:
