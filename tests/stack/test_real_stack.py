@@ -116,9 +116,8 @@ def test_more_imbalance_is_more_memory(tmp_path: Path, engine: Any) -> None:
     call = read_msrun_call(["--worker_num", str(world), program, *SMALL, *flags.split()], str(LLM))
     used = []
     for factor in (1.0, 2.0):
-        plan = make_plan(understand(call, "test.sh"), engine, ranks="0", trainer="script")
+        plan = make_plan(understand(call, "test.sh"), engine, ranks="0", trainer="script", moe_imbalance=factor)
         task = plan.tasks[0]
-        task.env["MINDSPEED_DRYRUN_MOE_IMBALANCE"] = str(factor)
         record = tmp_path / str(factor)
         record.mkdir()
         (record / "patches.json").write_text(json.dumps(list(plan.patches)))

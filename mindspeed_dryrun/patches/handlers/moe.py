@@ -1,25 +1,22 @@
 """Mixture of experts without values: where tokens go is decided on the device, and a dry run reads only zeros from it.
 
-So the load is assumed: every expert gets the same number of tokens. `moe_imbalance` of the activation, or the environment
-variable MINDSPEED_DRYRUN_MOE_IMBALANCE (1.0 without either), makes this rank's experts receive that many times their even share.
+So the load is assumed: every expert gets the same number of tokens. `launch --moe-imbalance` makes this rank's experts
+receive that many times their even share.
 """
 
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from mindspeed_dryrun.bootstrap import config
 
-VARIABLE = "MINDSPEED_DRYRUN_MOE_IMBALANCE"
-
 
 def imbalance() -> float:
     """How many times the even share this rank's experts receive."""
-    return float(config.current().get("moe_imbalance") or os.environ.get(VARIABLE) or 1.0)
+    return float(config.current().get("moe_imbalance") or 1.0)
 
 
 def even_shares(total: int, parts: int) -> list[int]:
