@@ -91,7 +91,9 @@ def _libraries(mindspore: Path) -> list[Path]:
     # 2.7.0 also needs what lies in plugin/cpu; the GPU plugins are of no interest and 150 MB to read.
     folders = [lib, lib / "plugin", lib / "plugin" / "ascend", lib / "plugin" / "cpu"]
     found = [path for folder in folders for path in sorted(folder.glob("*.so*")) if "_gpu" not in path.name]
-    return found + sorted(mindspore.glob("_c_*.so"))
+    # From 2.8 on the plugin also loads libshmem.so, which lies deep below; other libraries down there are device kernels.
+    deep = [path for path in sorted((lib / "plugin" / "ascend").rglob("libshmem.so")) if path not in found]
+    return found + deep + sorted(mindspore.glob("_c_*.so"))
 
 
 def _closure(own: dict[str, SharedLibrary], roots: list[str]) -> tuple[list[SharedLibrary], set[str]]:

@@ -12,7 +12,7 @@ from mindspeed_dryrun.cann.lacks import find_lacks
 from mindspeed_dryrun.cann.writer import write_library
 
 # Goes up whenever the generator makes something else, so that a kept folder of an older one is not used.
-GENERATOR = 1
+GENERATOR = 2
 VERSION = "8.3.0"
 SOC_NAME = "Ascend910B2"
 _LIBRARY = "libstandin_cann.so"

@@ -22,7 +22,8 @@ GOLD = ROOT / "tests" / "gold" / "templates"
 
 # Writes its call down, one line, then does what each stand-in must do.
 FAKE = """#!/bin/bash
-{ printf '%s' "${0##*/}"; printf ' %q' "$@"; echo; } >> "$CALLS"
+line=$(printf '%s' "${0##*/}"; printf ' %q' "$@")
+printf '%s\\n' "$line" >> "$CALLS"   # in one piece: several write at once
 case "${0##*/} $*" in
     sbatch*--array*) echo "101;cluster" ;;
     sbatch*) echo 102 ;;
@@ -31,7 +32,7 @@ case "${0##*/} $*" in
     *"ray start"*--block*) exec sleep 600 ;;
     mindspeed-dryrun*--plan-only*) cat "$PLAN" ;;
     mindspeed-dryrun*)  # a real one takes longer than starting the cluster in the background does
-        for _ in $(seq 200); do [ "$(grep -c 'ray start' "$CALLS")" -ge "${RAY_STARTS:-0}" ] && break; sleep 0.1; done
+        for _ in $(seq 200); do [ "$(grep -cE 'ray[\\\\ ]+start' "$CALLS")" -ge "${RAY_STARTS:-0}" ] && break; sleep 0.1; done
         exit "${STATUS:-0}" ;;
 esac
 """
@@ -147,7 +148,7 @@ def test_slurm_with_ray(cluster: Cluster, status: str) -> None:
 def test_hostfile_over_ssh(cluster: Cluster, tmp_path: Path, status: str) -> None:
     hosts = tmp_path / "hosts"
     hosts.write_text("# ours\nnode1 slots=8\n\nnode2   # spare\nnode1 slots=8\n")
-    setup = {"REMOTE_SETUP": "source ~/venv/bin/activate", "SSH_OPTIONS": "-p 2222", "STATUS": status}
+    setup = {"REMOTE_SETUP": "source ~/venv/bin/activate", "SSH_OPTIONS": "-p 2222", "STATUS": status, "RAY_STARTS": "3"}
     done = cluster.run(LAUNCH / "ssh" / "hostfile.sh", hosts, "my script.sh", "out", *OPTIONS, **setup)
     assert done.returncode == int(status), done.stderr
     assert cluster.ends(), cluster.left()
