@@ -81,6 +81,7 @@ def try_version(version: str, python: str, logs: Path | None) -> list[str]:
             "--quiet",
             "--disable-pip-version-check",
             f"mindspore=={version}",
+            "numpy<2",
             str(ROOT),
         ]
         done = subprocess.run(install, capture_output=True, text=True, check=False)
