@@ -41,9 +41,8 @@ def packages_folder() -> Path:
 def install(say: Callable[[str], None] = print) -> Path:
     """Fetches the packages (6 MB) from the package index into the private folder, once."""
     folder = packages_folder()
-    if folder.is_dir():
-        return make_once(folder, _fetch)
-    say(f"Installing {' and '.join(PINS)} into {folder}")
+    if not folder.is_dir():
+        say(f"Installing {' and '.join(PINS)} into {folder}")
     return make_once(folder, _fetch)
 
 

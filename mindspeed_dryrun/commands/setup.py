@@ -1,7 +1,7 @@
 """Installs MSAdapter and megatron-core into a private folder, and makes the stand-in CANN where no CANN is installed.
 
-Nothing of the environment changes: a PyTorch that is installed stays what it is. `launch` does the same by itself when
-it first needs it.
+Nothing of the environment changes: a PyTorch that is installed stays what it is. `launch` names this command where
+the packages are missing, and makes the stand-in by itself.
 """
 
 from __future__ import annotations
