@@ -4,26 +4,30 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from mindspeed_dryrun.cache import cache_root, make_once
+from mindspeed_dryrun.cache import VARIABLE, cache_root, make_once
 from mindspeed_dryrun.cann.lacks import find_lacks
 from mindspeed_dryrun.cann.writer import write_library
+from mindspeed_dryrun.errors import DryRunError
 
 # Goes up whenever the generator makes something else, so that a kept folder of an older one is not used.
-GENERATOR = 2
-VERSION = "8.3.0"
+GENERATOR = 3
 SOC_NAME = "Ascend910B2"
-_LIBRARY = "libstandin_cann.so"
+# MindSpore finds CANN by cutting the path of this library at `latest` or `cann`: the first one, up to 2.7.2, the last one from
+# 2.8 on. So our own names have one such word, the folder `latest`, and a cache folder with another one is refused.
+_CUT_AT = {"2.7.0": ("latest",), "2.7.1": ("latest",), "2.7.2": ("latest", "cann")}
+LIBRARY = "libstandin.so"
 
 # MindSpore asks `hccl` and `te` for their version, MindSpeed asks `acl` for the chip. `te` answers that one question
 # and must then look absent: MindSpore would go on to import `te.tik` otherwise.
 _MODULES = {
     "hccl/__init__.py": "",
-    "hccl/sys_version.py": f'__sys_version__ = "{VERSION}"\n',
+    "hccl/sys_version.py": '__sys_version__ = "{VERSION}"\n',
     "acl/__init__.py": f'def get_soc_name():\n    return "{SOC_NAME}"\n',
-    "te/__init__.py": f'''import sys
+    "te/__init__.py": '''import sys
 
 
 def _asked_by(file_name):
@@ -51,7 +55,10 @@ def __getattr__(name):
 ''',
 }
 _FOLDERS = ("lib64", "opp/built-in/op_impl/ai_core/tbe", "opp_kernel", "compiler/ccec_compiler/bin")
-_FILES = {"compiler/version.info": f"Version={VERSION}\n", "version.info": f"Version={VERSION}\n"}
+_FILES = {"compiler/version.info": "Version={VERSION}\n", "version.info": "Version={VERSION}\n"}
+# Where MindSpore keeps the CANN versions that it accepts; with another one it warns and waits three seconds.
+_ACCEPTED = re.compile(r"class AscendEnvChecker\b.*?self\.version = \[([^\]]*)\]", re.DOTALL)
+_FALLBACK_VERSION = "8.3"
 
 
 @dataclass(frozen=True)
@@ -75,21 +82,39 @@ class StandIn:
 
 def stand_in_for(mindspore: Path, version: str) -> StandIn:
     """The stand-in for the MindSpore package folder given: kept from last time, or made now (seconds)."""
-    folder = cache_root() / "cann" / f"{version}-{_fingerprint(mindspore)}"
-    # MindSpore finds CANN by a folder called `latest`.
+    folder = cache_root() / "stand_in" / f"{version}-{_fingerprint(mindspore)}"
+    _refuse_misleading(folder, version)
     return StandIn(make_once(folder, lambda temporary: _build(temporary / "latest", mindspore)) / "latest")
+
+
+def _refuse_misleading(folder: Path, version: str) -> None:
+    for word in _CUT_AT.get(version, ()):
+        if word in str(folder):
+            raise DryRunError(
+                f"MindSpore {version} would look for CANN in the wrong place, because the cache folder {cache_root()} has "
+                f"'{word}' in its path. Name another one: export {VARIABLE}=DIR"
+            )
 
 
 def _build(home: Path, mindspore: Path) -> None:
     lacks = find_lacks(mindspore)
     for folder in _FOLDERS:
         (home / folder).mkdir(parents=True, mode=0o755)
-    library = write_library(lacks.symbols, lacks.architecture, _LIBRARY, SOC_NAME)
-    _write(home / "lib64" / _LIBRARY, library)
+    library = write_library(lacks.symbols, lacks.architecture, LIBRARY, SOC_NAME)
+    _write(home / "lib64" / LIBRARY, library)
     for soname in lacks.sonames:
-        (home / "lib64" / soname).symlink_to(_LIBRARY)
+        (home / "lib64" / soname).symlink_to(LIBRARY)
+    version = _accepted_version(mindspore)
     for name, text in {**{f"python/{name}": text for name, text in _MODULES.items()}, **_FILES}.items():
-        _write(home / name, text.encode())
+        _write(home / name, text.replace("{VERSION}", f"{version}.0").encode())
+
+
+def _accepted_version(mindspore: Path) -> str:
+    """The newest CANN that this MindSpore accepts, such as 8.5."""
+    checker = mindspore / "run_check" / "_check_version.py"
+    found = _ACCEPTED.search(checker.read_text(encoding="utf-8")) if checker.is_file() else None
+    accepted = re.findall(r"\d+\.\d+", found[1]) if found else []
+    return max(accepted, key=lambda text: [int(part) for part in text.split(".")], default=_FALLBACK_VERSION)
 
 
 def _write(path: Path, content: bytes) -> None:

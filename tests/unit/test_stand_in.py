@@ -333,9 +333,29 @@ def test_the_stand_in_is_made_in_seconds_and_kept(own_cache: Path) -> None:
     home = stand_in_for(folder, version).home
     assert time.monotonic() - started < 60  # seconds on an idle machine; this one may be busy
     assert home.name == "latest" and (home / "lib64" / "libascendcl.so").exists()
-    before = (home / "lib64" / "libstandin_cann.so").stat().st_mtime_ns
+    before = (home / "lib64" / "libstandin.so").stat().st_mtime_ns
     assert stand_in_for(folder, version).home == home
-    assert (home / "lib64" / "libstandin_cann.so").stat().st_mtime_ns == before
+    assert (home / "lib64" / "libstandin.so").stat().st_mtime_ns == before
+
+
+@pytest.mark.parametrize(("version", "word"), [("2.7.1", "latest"), ("2.7.2", "scanner"), ("2.7.2", "cann")])
+def test_a_cache_folder_that_would_mislead_mindspore_is_refused(
+    version: str, word: str, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """MindSpore cuts the path of its library at such a word, and would look for CANN in the folder before it."""
+    monkeypatch.setenv(cache.VARIABLE, str(own_cache / word))
+    with pytest.raises(DryRunError, match=rf"wrong place.*{word}.*export {cache.VARIABLE}=DIR"):
+        stand_in_for(choice.find_mindspore()[0], version)
+    assert not own_cache.exists()
+
+
+def test_the_stand_in_has_the_version_that_this_mindspore_accepts(own_cache: Path) -> None:
+    """With another one MindSpore warns and counts down three seconds, twice."""
+    folder, version = choice.find_mindspore()
+    home = stand_in_for(folder, version).home
+    accepted = {"2.7.1": "8.3.0", "2.7.2": "8.5.0"}[version]
+    assert (home / "compiler" / "version.info").read_text() == f"Version={accepted}\n"
+    assert f'version = "{accepted}"' in (home / "python" / "te" / "__init__.py").read_text()
 
 
 def test_system_functions_are_not_replaced() -> None:
