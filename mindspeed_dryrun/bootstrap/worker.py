@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mindspeed_dryrun.bootstrap import config, progress
+from mindspeed_dryrun.bootstrap import config, pause, progress
 from mindspeed_dryrun.errors import DryRunError
 
 
@@ -59,6 +59,7 @@ def prepare() -> None:
         for variable in ("TORCH_EXTENSIONS_DIR", "HF_HOME", "MPLCONFIGDIR", "TRITON_CACHE_DIR"):
             os.environ[variable] = os.path.join(scratch, variable.lower())
     os.environ.setdefault("MS_DRY_RUN", "1")
+    pause.load()
     engine.install(patches_for(settings))
 
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from mindspeed_dryrun.cann.pause import pause_folder
 from mindspeed_dryrun.cann.real import RealCann, find_real_cann, npus
 from mindspeed_dryrun.cann.stand_in import StandIn, stand_in_for
 from mindspeed_dryrun.errors import DryRunError
@@ -36,6 +37,7 @@ class Engine:
     cann: str
     level: int
     base: StandIn | RealCann = field(repr=False)
+    pause: Path | None = field(default=None, repr=False)  # folder of the library that stops threads from spinning
 
     def environment(self, base: Mapping[str, str]) -> dict[str, str]:
         """The environment of a simulated rank, made from the user's."""
@@ -46,6 +48,8 @@ class Engine:
                 continue  # set_env.sh was sourced: its order stays
             rest = environ.get(name, "")
             environ[name] = ":".join([*folders, rest] if rest else folders)
+        if self.pause:
+            environ["LD_LIBRARY_PATH"] = f"{environ['LD_LIBRARY_PATH']}:{self.pause}"
         return environ
 
 
@@ -66,9 +70,10 @@ def choose_engine(level: int = 1, python: str = sys.executable, environ: Mapping
             f"Level {level} counts operator workspace{' and time' if level == 3 else ''} by asking the device: "
             f"it needs {lacking}, and this machine has none. Use --level 1, or run it on an Ascend host."
         )
+    pause = pause_folder(folder, version)
     if real and real.complete:
-        return Engine(version, real.version, level, real)
-    return Engine(version, STAND_IN, level, stand_in_for(folder, version))
+        return Engine(version, real.version, level, real, pause)
+    return Engine(version, STAND_IN, level, stand_in_for(folder, version), pause)
 
 
 def find_mindspore(python: str = sys.executable) -> tuple[Path, str]:

@@ -19,14 +19,15 @@ EMPTY_TEXT, SOC_NAME, OPERATOR_TABLE, EMPTY_STRING, EMPTY_MAP, SCRATCH = (
 )  # fmt: skip
 HBM_BYTES = 64 << 30
 DEVICES = 8
+PAUSE_NS = 10_000_000
 
 
 @dataclass(frozen=True)
 class Behaviour:
     """What a stand-in function does: fills an object, or returns a value or an address."""
 
-    kind: str  # "return", "address", "fill", "memory_info", "device_count", "data_type_size"
-    value: int = 0  # "return": the value; "fill": how many 8-byte words
+    kind: str  # "return", "address", "fill", "memory_info", "device_count", "data_type_size", "pause"
+    value: int = 0  # "return": the value; "fill": how many 8-byte words; "pause": nanoseconds
     place: str | None = None  # "address": what to return; "fill": what the first word points at
     by_value: bool = False  # "fill": the object is a return value, not `this`
 
@@ -56,6 +57,7 @@ _BY_NAME: tuple[tuple[str, Behaviour], ...] = (
     (r"aclrtGetMemInfo", Behaviour("memory_info", HBM_BYTES)),
     (r"aclrtGetDeviceCount", Behaviour("device_count", DEVICES)),
     (r"aclDataTypeSize", Behaviour("data_type_size")),
+    (r"_ZN9mindspore.*SimuFuncIaclrtProcessReport.*", Behaviour("pause", PAUSE_NS)),
 )  # fmt: skip
 _PATTERNS = tuple((re.compile(pattern), behaviour) for pattern, behaviour in _BY_NAME)
 _DATA_SYMBOL = re.compile(r"_ZT[VIS].*")
@@ -111,6 +113,11 @@ def _x86_64(behaviour: Behaviour, offset_of: dict[str, int], here: int) -> bytes
             code += b"\x83\xe7\x1f"  # and edi, 31
             lea_rax(TYPE_SIZES)
             code += b"\x0f\xb6\x04\x38" + ret  # movzx eax, byte [rax + rdi]
+        case "pause":
+            code += b"\x48\xc7\x44\x24\xf0" + _i32(0)  # mov qword [rsp - 16], 0
+            code += b"\x48\xc7\x44\x24\xf8" + _i32(behaviour.value)  # mov qword [rsp - 8], value
+            code += b"\x48\x8d\x7c\x24\xf0\x31\xf6"  # lea rdi, [rsp - 16]; xor esi, esi
+            code += b"\xb8" + _i32(35) + b"\x0f\x05\x31\xc0" + ret  # mov eax, nanosleep; syscall; xor eax, eax
     return bytes(code)
 
 
@@ -148,6 +155,12 @@ def _aarch64(behaviour: Behaviour, offset_of: dict[str, int], here: int) -> byte
             code.append(0x92401000)  # and x0, x0, #31
             adr(9, TYPE_SIZES)
             code += [0x38606920, ret]  # ldrb w0, [x9, x0]
+        case "pause":
+            low, high = behaviour.value & 0xFFFF, behaviour.value >> 16
+            code += [0xD10043FF, 0xF90003FF]  # sub sp, sp, #16; str xzr, [sp]
+            code += [0xD2800009 | low << 5, 0xF2A00009 | high << 5, 0xF90007E9]  # mov x9, #value; str x9, [sp, #8]
+            code += [0x910003E0, 0xD2800001, 0xD2800CA8, 0xD4000001]  # mov x0, sp; mov x1, #0; mov x8, nanosleep; svc #0
+            code += [0xD2800000, 0x910043FF, ret]  # mov x0, #0; add sp, sp, #16
     return b"".join(word.to_bytes(4, "little") for word in code)
 
 
