@@ -24,7 +24,7 @@ _NAME = re.compile(rb"_ZN9mindspore[A-Za-z0-9_]*SimuFuncIaclrtProcessReport[A-Za
 
 
 def pause_folder(mindspore: Path, version: str) -> Path:
-    """The folder with the library for this MindSpore, to be put on LD_LIBRARY_PATH; it is empty where there is no such function."""
+    """The folder with the library for this MindSpore, for LD_LIBRARY_PATH; empty where there is no such function."""
     library = mindspore / "lib" / "plugin" / "ascend" / "libmindspore_ascend_res_manager.so"
     size = library.stat().st_size if library.is_file() else 0
     digest = hashlib.sha256(f"{_GENERATOR} {os.uname().machine} {size}".encode()).hexdigest()[:12]

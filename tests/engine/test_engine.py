@@ -20,6 +20,25 @@ def test_matmul_counts_its_three_matrices(simulate: Callable) -> None:
     assert done.log.used_peak_mb == (2 * 4096 * 8192 + 4096 * 4096) * 4 // MB
 
 
+_WAIT = """
+import time
+a = mint.zeros((1024, 1024)) + 1
+before = time.process_time()
+time.sleep(2)
+print("used", time.process_time() - before, "s of 2")
+"""
+
+
+@pytest.mark.parametrize("load", [True, False])
+def test_no_thread_of_a_rank_spins_while_the_program_waits(simulate: Callable, load: bool) -> None:
+    """The case without the library shows that it is needed: when MindSpore stops spinning by itself, it can go."""
+    head = "from mindspeed_dryrun.bootstrap import pause\nassert pause.load()\n" if load else ""
+    done = simulate(head + HEAD + _WAIT)
+    assert done.status == 0, done.text
+    used = float(re.search(r"used (\S+) s of 2", done.text)[1])
+    assert used < 0.2 if load else used > 1
+
+
 def test_dense_with_adam_counts_weights_gradients_and_two_states(simulate: Callable) -> None:
     """A legacy operator (nn.Dense) and a legacy optimizer: they crash where C++ objects are not filled in."""
     done = simulate(

@@ -40,6 +40,7 @@ NAMES = [
     "_ZNK2ge8Operator7GetNameEv",
     "_ZNK2ge12AscendString9GetStringEv",
     "_ZN2ge13StatusFactory8InstanceEv",
+    "_ZN9mindspore6device6ascend27SimuFuncIaclrtProcessReportIiEET_i",
     "_ZTVN2ge9AllocatorE",
 ]
 
@@ -69,6 +70,12 @@ def test_out_parameters(library: ctypes.CDLL) -> None:
     assert library.aclrtGetMemInfo(0, ctypes.byref(free), ctypes.byref(total)) == 0
     assert (free.value, total.value) == (HBM_BYTES, HBM_BYTES)
     assert library.aclrtGetDeviceCount(ctypes.byref(count)) == 0 and count.value == 8
+
+
+def test_the_callback_function_sleeps(library: ctypes.CDLL) -> None:
+    begun, used = time.monotonic(), time.thread_time()
+    assert [library["_ZN9mindspore6device6ascend27SimuFuncIaclrtProcessReportIiEET_i"](-1) for _ in range(5)] == [0] * 5
+    assert time.monotonic() - begun >= 0.05 > time.thread_time() - used
 
 
 @pytest.mark.parametrize(("number", "size"), [(0, 4), (1, 2), (2, 1), (9, 8), (11, 8), (12, 1), (27, 2)])
@@ -139,6 +146,7 @@ def test_aarch64_code_runs_under_emulation(tmp_path: Path) -> None:
         r"""
 #include <stdint.h>
 #include <string.h>
+#include <time.h>
 struct operator_ { uint64_t words[3]; };           /* larger than 16 bytes: returned through x8 */
 int aclInit(void); const char *aclrtGetSocName(void); unsigned long aclDataTypeSize(int);
 int aclrtGetMemInfo(int, unsigned long *, unsigned long *); int aclrtGetDeviceCount(unsigned *);
@@ -146,6 +154,8 @@ struct operator_ create(const char *, const char *) __asm__("_ZN2ge15OperatorFac
 struct operator_ dims(void *) __asm__("_ZNK2ge5Shape7GetDimsEv");
 void tensor(uint64_t *) __asm__("_ZN2ge10TensorDescC1Ev");
 uint64_t *instance(void) __asm__("_ZN2ge13StatusFactory8InstanceEv");
+int pause_(int) __asm__("_ZN9mindspore6device6ascend27SimuFuncIaclrtProcessReportIiEET_i");
+static double now(void) { struct timespec t; clock_gettime(CLOCK_MONOTONIC, &t); return t.tv_sec + t.tv_nsec / 1e9; }
 int main(void) {
     int wrong = 0; unsigned long free_ = 0, total = 0; unsigned count = 0;
     wrong += aclInit() != 0;
@@ -161,6 +171,8 @@ int main(void) {
     wrong += memory[0] || memory[1] || memory[2] != 7;
     uint64_t *map = instance();
     wrong += map[3] != (uint64_t)(map + 1) || map[4] != (uint64_t)(map + 1) || map[5];
+    double begun = now();
+    wrong += pause_(0) != 0 || now() - begun < 0.01 || now() - begun > 1;
     return wrong;
 }
 """
@@ -309,7 +321,8 @@ def test_a_complete_cann_is_always_taken_and_never_shadowed(real_cann: Path) -> 
     engine = choice.choose_engine(environ={"ASCEND_HOME_PATH": str(real_cann)})
     assert engine.cann == "8.2.RC1"
     environ = engine.environment({"LD_LIBRARY_PATH": f"{real_cann}/lib64:/opt/mine", "RANK_TABLE_FILE": "0"})
-    assert environ["LD_LIBRARY_PATH"] == f"{real_cann}/lib64:/opt/mine"
+    assert environ["LD_LIBRARY_PATH"] == f"{real_cann}/lib64:/opt/mine:{engine.pause}"
+    assert engine.pause and [path.name for path in engine.pause.iterdir()] == ["libmindspeed_dryrun_pause.so"]
     assert "standin" not in str(environ) and "RANK_TABLE_FILE" not in environ
     assert environ["ASCEND_HOME_PATH"] == str(real_cann)
 
