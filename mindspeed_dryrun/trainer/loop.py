@@ -19,8 +19,8 @@ from mindspeed_dryrun.trainer.settings import Settings
 class MockData:
     """Microbatches of this stage: what Megatron sends to it, and nothing on the stages in between.
 
-    The first rank of a tensor-parallel group reads the data; its data set keeps one table of positions and one loss mask
-    for all samples. With context parallelism the whole sequence arrives, and all that is there is cut to this rank's part.
+    The first rank of a tensor-parallel group reads the data and holds all of a sample, whatever its stage needs; its data
+    set keeps one table of positions and one loss mask for all samples. With context parallelism the whole sequence arrives, and all that is there is cut to this rank's part.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -40,7 +40,7 @@ class MockData:
         split = self.settings.context_parallel_size > 1
         shape = (self.settings.micro_batch_size, self.settings.seq_length)
         for name, needed in wanted.items():
-            if needed or (split and self.reader):
+            if needed or self.reader:
                 dtype = torch.float32 if name == "loss_mask" else torch.int64
                 whole = torch.zeros(shape, dtype=dtype, device="npu")
                 data[name] = self.part(whole.transpose(0, 1)).transpose(0, 1).contiguous() if split else whole
