@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mindspeed_dryrun.strategy import page
+from mindspeed_dryrun.strategy import page, volumes
 from mindspeed_dryrun.strategy.hardware import Hardware
 from mindspeed_dryrun.strategy.search import Candidate, SearchResult
 from mindspeed_dryrun.strategy.shape import ModelShape
@@ -19,7 +19,8 @@ from mindspeed_dryrun.units import format_mb
 
 # History of strategy.json:
 # 1: first version; `galvatron` has the field names of Galvatron's own result.
-SCHEMA_VERSION = 1
+# 2: `communication`: by stage, in MB, what the engine lists and what the time model counts on.
+SCHEMA_VERSION = 2
 # A chart with every candidate of a large space would only be slow.
 _MOST_POINTS = 400
 
@@ -55,6 +56,7 @@ def to_text(result: SearchResult, shape: ModelShape, hardware: Hardware) -> str:
     header, rows = header_and_rows(result, shape, hardware)
     lines = [table(header, rows, left=2)] if rows else []
     lines += summary_lines(result, hardware)
+    lines += [communication_line(result.winners[0], shape)] if rows else []
     if not rows:
         lines.append(nothing_fits(result))
     return "\n".join(lines)
@@ -81,6 +83,44 @@ def summary_lines(result: SearchResult, hardware: Hardware) -> list[str]:
     if result.interrupted:
         lines.append("Interrupted: these are the results so far. The same --out continues.")
     return lines
+
+
+def communication(winner: Candidate, shape: ModelShape) -> list[dict[str, Any]]:
+    """By stage, in MB: what the engine lists in the winner's dry run, and what its predicted time counts on."""
+    if winner.measurement is None or winner.measurement.record is None:
+        return []
+    found = volumes.listed(Path(winner.measurement.record), winner.strategy)
+    return [
+        {"stage": stage, "engine_mb": _megabytes(seen), "model_mb": _megabytes(volumes.counted(shape, winner.strategy, stage))}
+        for stage, seen in sorted(found.items())
+    ]
+
+
+def _megabytes(seen: volumes.Volumes) -> dict[str, float]:
+    return {name: round(value / 2**20, 1) for name, value in dataclasses.asdict(seen).items()}
+
+
+_PARTS = {
+    "tensor": "tensor parallelism, a microbatch",
+    "context": "context parallelism, a microbatch",
+    "data": "gradients and weights, an iteration",
+}
+
+
+def communication_line(winner: Candidate, shape: ModelShape) -> str:
+    """The engine's list of collectives against the volumes behind the predicted time."""
+    stages = communication(winner, shape)
+    if not stages:
+        return "Communication was counted from the model's shape; the dry run left no list of collectives."
+    shown, worst = [], 0.0
+    for name, what in _PARTS.items():
+        pairs = [(stage["engine_mb"][name], stage["model_mb"][name]) for stage in stages]
+        engine, model = max(pairs)
+        if engine:
+            shown.append(f"{engine:.0f}M ({what}; the time model counts {model:.0f}M)")
+        worst = max(worst, *(abs(seen - counted) / max(seen, counted, 1.0) for seen, counted in pairs))
+    text = f"Communication of the best, listed by the engine: {', '.join(shown) or 'none'}."
+    return text + ("" if worst < 0.05 else f" They differ by up to {100 * worst:.0f}%: take its time with care.")
 
 
 def nothing_fits(result: SearchResult) -> str:
@@ -135,6 +175,7 @@ def strategy_json(winner: Candidate, shape: ModelShape, guess: Estimate, budget_
             "actual_peak_mb": measurement.actual_mb if measurement and measurement.stages else None,
             "stages": [dataclasses.asdict(stage) for stage in measurement.stages] if measurement else [],
         },
+        "communication": communication(winner, shape),
         "predicted": {name: round(value, 4) for name, value in dataclasses.asdict(guess).items()},
         "trainer_args": list(strategy.arguments()),
         "conversion_args": list(strategy.conversion_arguments()),

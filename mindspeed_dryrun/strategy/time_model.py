@@ -20,6 +20,7 @@ import functools
 import math
 from dataclasses import dataclass
 
+from mindspeed_dryrun.strategy import volumes
 from mindspeed_dryrun.strategy.bound import stage_parameters
 from mindspeed_dryrun.strategy.hardware import Hardware
 from mindspeed_dryrun.strategy.shape import ModelShape
@@ -201,17 +202,16 @@ def _layer_passes(shape: ModelShape, strategy: Strategy, hardware: Hardware) -> 
     elementwise = _elementwise_seconds(shape, strategy, hardware, tokens)
     forward = sum(map(product, column + row)) + elementwise
     backward = sum(sum(gradients(dims)) for dims in column + row) + 2 * elementwise
-    whole = tokens * shape.hidden * 2.0
-    gather = gather_seconds(whole, tp, 1, hardware)
+    gather = gather_seconds(volumes.hidden_bytes(shape, strategy), tp, 1, hardware)
     forward_wait = backward_wait = 0.0
     if tp > 1 and strategy.sequence_parallel:
-        forward_wait = 4 * gather
-        backward_wait = 2 * gather  # of the row-parallel layers' gradients
+        forward_wait = volumes.LAYER_FORWARD * gather
+        backward_wait = volumes.LAYER_BACKWARD_WAITED * gather
         for dims in column:
             first, second = gradients(dims)
             backward_wait += max(0.0, gather - first) + max(0.0, gather - second)
     elif tp > 1:
-        forward_wait = 2 * 2 * gather
+        forward_wait = volumes.LAYER_FORWARD * gather
         backward_wait = sum(max(0.0, 2 * gather - gradients(dims)[1]) for dims in column)
     return (
         _Pass(forward, forward_wait) + attention_forward,
@@ -228,16 +228,14 @@ def _attention(shape: ModelShape, strategy: Strategy, hardware: Hardware) -> tup
     forward, backward = _Pass(flops / rate), _Pass(2.5 * flops / rate)
     if strategy.cp == 1:
         return forward, backward
-    tokens = strategy.micro_batch * shape.seq / strategy.cp
-    pair = 2.0 * tokens * shape.query_groups / strategy.tp * shape.head_dim * 2
     if strategy.cp_algorithm == "megatron_cp_algo":
-        around = pair * (strategy.cp - 1) / _link_rate(strategy.tp, strategy.cp, hardware)
+        around = volumes.ring_bytes(shape, strategy) * (strategy.cp - 1) / _link_rate(strategy.tp, strategy.cp, hardware)
         return (
             forward + _Pass(waiting=max(0.0, around - forward.compute)),
             backward + _Pass(waiting=max(0.0, 2 * around - backward.compute)),
         )
-    width = tokens * shape.head_dim * 2 * (2 * shape.heads + 2 * shape.query_groups) / strategy.tp
-    exchange = _Pass(waiting=gather_seconds(width, strategy.cp, strategy.tp, hardware))
+    volume = volumes.all_to_all_bytes(shape, strategy)
+    exchange = _Pass(waiting=gather_seconds(volume, strategy.cp, strategy.tp, hardware))
     return forward + exchange, backward + exchange
 
 
@@ -251,9 +249,8 @@ def _elementwise_seconds(shape: ModelShape, strategy: Strategy, hardware: Hardwa
 
 
 def _embedding(shape: ModelShape, strategy: Strategy, hardware: Hardware) -> _Pass:
-    tokens = strategy.micro_batch * shape.seq / strategy.cp
-    volume = tokens * shape.hidden * 2.0
-    wait = 2 * gather_seconds(volume, strategy.tp, 1, hardware)
+    volume = volumes.hidden_bytes(shape, strategy)
+    wait = volumes.EMBEDDING * gather_seconds(volume, strategy.tp, 1, hardware)
     return _Pass(6 * volume / (hardware.memory_gb_s.typical * 1e9), wait)
 
 
@@ -267,7 +264,8 @@ def _head(shape: ModelShape, strategy: Strategy, hardware: Hardware) -> _Pass:
         + matmul_seconds(shape.hidden, columns, tokens, hardware)
     )
     loss = tokens * columns * _LOSS_BYTES / (hardware.memory_gb_s.typical * 1e9)
-    return _Pass(products + loss, 3 * gather_seconds(tokens * shape.hidden * 2.0, strategy.tp, 1, hardware))
+    gather = gather_seconds(volumes.hidden_bytes(shape, strategy), strategy.tp, 1, hardware)
+    return _Pass(products + loss, volumes.head_times(strategy) * gather)
 
 
 def _link_rate(stride: int, size: int, hardware: Hardware) -> float:
@@ -279,8 +277,7 @@ def _link_rate(stride: int, size: int, hardware: Hardware) -> float:
 def _send_seconds(shape: ModelShape, strategy: Strategy, hardware: Hardware) -> float:
     """One exchange with a neighbouring stage: activations one way, gradients the other, at the same time; twice a
     microbatch."""
-    tokens = strategy.micro_batch * shape.seq / strategy.cp
-    volume = tokens * shape.hidden * 2.0 / (strategy.tp if strategy.sequence_parallel else 1)
+    volume = volumes.hidden_bytes(shape, strategy) / (strategy.tp if strategy.sequence_parallel else 1)
     # Ranks of neighbouring stages are a whole stage apart.
     rate = _link_rate(strategy.tp * strategy.cp * strategy.dp, strategy.pp, hardware)
     return 2 * (hardware.latency_us.typical * 1e-6 + volume / rate)
