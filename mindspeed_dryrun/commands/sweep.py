@@ -19,6 +19,8 @@ from mindspeed_dryrun.launch.job import Job
 from mindspeed_dryrun.record.model import Report
 from mindspeed_dryrun.units import parse_size_mb
 
+_MANY = 4096  # ranks at once on a cluster: Ray itself decides by its CPUs
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What sweep and launch have in common, and the file."""
@@ -41,6 +43,7 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Reads, runs, prints."""
+    from mindspeed_dryrun.launch.executors import Shared, host
     from mindspeed_dryrun.launch.run import LaunchOptions
     from mindspeed_dryrun.strategy.measure import dry_run_beside
     from mindspeed_dryrun.strategy.sweep import Row, Sweep, exit_status, read_sweep, to_json, to_text
@@ -48,23 +51,31 @@ def run(args: argparse.Namespace) -> int:
 
     plan = read_sweep(args.file)
     folder = args.out or Path(f"sweep-{args.file.stem}")
+    at_once = args.jobs or (host.usable_cores() if args.executor == "local" else len(plan.variants))
+    shared = Shared(args.jobs or (at_once if args.executor == "local" else _MANY))
     options = LaunchOptions(
         budget_mb=parse_size_mb(args.budget) if args.budget else plan.budget_mb,
         trainer=args.trainer,
         jobs=args.jobs,
         executor=args.executor,
         timeout_s=args.timeout,
+        shared=shared,
     )
     started = time.monotonic()
 
-    def on_row(index: int, row: Row) -> None:
-        left = f", about {duration((time.monotonic() - started) / index * (len(plan.variants) - index))} left" if index else ""
-        say(f"[{index + 1}/{len(plan.variants)}] {row.variant.name}{left}")
+    def on_row(before: int, row: Row) -> None:
+        missing = len(plan.variants) - before - 1
+        left = f", about {duration((time.monotonic() - started) / (before + 1) * missing)} left" if missing else ""
+        say(f"[{before + 1}/{len(plan.variants)}] {row.variant.name}: {row.said}{left}")
 
     def dry_run(job: Job, stem: Path) -> Report:
         return dry_run_beside(job, stem, options)[0]
 
-    sweep = Sweep(plan, folder, dry_run, on_row)
+    if args.executor == "ray":
+        from mindspeed_dryrun.launch.executors import ray
+
+        ray.connected()  # in this thread, for all of them
+    sweep = Sweep(plan, folder, dry_run, on_row, at_once, shared.stop)
     rows = sweep.run()
     if args.json:
         print(json.dumps(to_json(rows), indent=2, ensure_ascii=False))

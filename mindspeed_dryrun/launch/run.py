@@ -18,7 +18,7 @@ from mindspeed_dryrun.record.environment import engine_environment
 from mindspeed_dryrun.record.model import Report
 
 if TYPE_CHECKING:
-    from mindspeed_dryrun.launch.executors import Event
+    from mindspeed_dryrun.launch.executors import Event, Shared
 
 View = Callable[["Event"], None]
 
@@ -43,6 +43,7 @@ class LaunchOptions:
     check_classes: int = 0
     moe_imbalance: float = 1.0
     patch_files: Sequence[Path] = ()
+    shared: Shared | None = None  # with other runs of this process
 
 
 def read_job(script: Path, options: LaunchOptions) -> Job:
@@ -98,7 +99,7 @@ def run_plan(plan: Plan, out: Path, options: LaunchOptions, view: View | None = 
             view(Event(rank.rank, "finished", result=rank))
     try:
         if missing:
-            get_executor(options.executor, options.jobs).run(missing, record.path, view)
+            get_executor(options.executor, options.jobs, options.shared).run(missing, record.path, view)
     finally:  # also after Ctrl-C: the report of what is known
         with record.locked():
             report = build_report(record.path)

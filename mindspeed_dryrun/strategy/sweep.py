@@ -7,13 +7,18 @@ import dataclasses
 import itertools
 import json
 import os
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from mindspeed_dryrun.errors import DryRunError, UsageError
+from mindspeed_dryrun.launch.executors import Interrupted
+from mindspeed_dryrun.launch.executors.local import ending_on_signals
 from mindspeed_dryrun.launch.job import Job, understand
 from mindspeed_dryrun.launch.script import capture
 from mindspeed_dryrun.record.model import Report
@@ -74,6 +79,13 @@ class Row:
             if status in found:
                 return status
         return "ok" if found else "failed"
+
+    @property
+    def said(self) -> str:
+        """In a few words, for the progress."""
+        if self.report and self.report.used_peak_mb is not None:
+            return f"{self.report.used_peak_mb}M used, {self.report.actual_peak_mb}M with fragments"
+        return self.status
 
     def to_json(self) -> dict[str, Any]:
         """The fixed shape, and beside it what else is known."""
@@ -202,33 +214,64 @@ DryRun = Callable[[Job, Path], Report]
 
 
 class Sweep:
-    """Runs the variants in order and keeps `sweep.json` and `sweep.html` up to date after each."""
+    """Runs the variants, several at once, and keeps `sweep.json` and `sweep.html` up to date after each.
 
-    def __init__(self, plan: SweepFile, folder: Path, dry_run: DryRun, on_row: Callable[[int, Row], None] = lambda *_: None):
+    `at_once` bounds the variants that are under way; how many ranks run is the executor's business. `on_row` hears of each
+    variant that is done, and of how many were before it.
+    """
+
+    def __init__(
+        self,
+        plan: SweepFile,
+        folder: Path,
+        dry_run: DryRun,
+        on_row: Callable[[int, Row], None] = lambda *_: None,
+        at_once: int = 1,
+        stop: threading.Event | None = None,
+    ):
         self.plan, self.folder, self.dry_run, self.on_row = plan, folder, dry_run, on_row
         self.rows = [Row(variant) for variant in plan.variants]
+        self.at_once = at_once
+        self.stop = stop or threading.Event()
         self.interrupted = False
 
     def run(self) -> list[Row]:
         """Every variant; one that cannot run has its sentence in the table and does not stop the others."""
-        try:
-            for index, row in enumerate(self.rows):
-                self.on_row(index, row)
-                self._run_row(row)
-                self.save()
-        except KeyboardInterrupt:
-            self.interrupted = True
+        with ending_on_signals(self.stop), ThreadPoolExecutor(self.at_once) as pool:
+            # Scripts are captured one by one, here: a variant's environment is this process's while it is read.
+            waiting = {pool.submit(self._run_row, row, job): row for row in self.rows if (job := self._job_of(row))}
+            done = len(self.rows) - len(waiting)
+            try:
+                for future in as_completed(waiting):
+                    future.result()
+                    self.on_row(done, waiting[future])
+                    done += 1
+                    self.save()
+            except (KeyboardInterrupt, Interrupted):
+                self.interrupted = True
+                self.stop.set()
+                pool.shutdown(cancel_futures=True)
         self.save()
         return self.rows
 
-    def _run_row(self, row: Row) -> None:
+    def _job_of(self, row: Row) -> Job | None:
+        try:
+            return job_of(self.plan.script, row.variant)
+        except DryRunError as error:
+            row.error = str(error)
+            return None
+
+    def _run_row(self, row: Row, job: Job) -> None:
+        if self.stop.is_set():
+            raise Interrupted(signal.SIGINT)
         started = time.monotonic()
         try:
-            job = job_of(self.plan.script, row.variant)
             row.estimate = predict(job, self.plan.hardware)
             row.report = self.dry_run(job, self.folder / "variants" / file_name(row.variant.name))
             first = next((rank.error for rank in row.report.ranks if rank.error), None)
             row.error = first if row.status in ("failed", "timeout") else None
+        except Interrupted:
+            raise
         except DryRunError as error:
             row.error = str(error)
         finally:

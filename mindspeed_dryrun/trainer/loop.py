@@ -20,7 +20,8 @@ class MockData:
     """Microbatches of this stage: what Megatron sends to it, and nothing on the stages in between.
 
     The first rank of a tensor-parallel group reads the data and holds all of a sample, whatever its stage needs; its data
-    set keeps one table of positions and one loss mask for all samples. With context parallelism the whole sequence arrives, and all that is there is cut to this rank's part.
+    set keeps one table of positions and one loss mask for all samples. With context parallelism the whole sequence
+    arrives, and all that is there is cut to this rank's part.
     """
 
     def __init__(self, settings: Settings) -> None:

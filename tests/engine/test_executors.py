@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from mindspeed_dryrun.cann import Engine, choose_engine
+from mindspeed_dryrun.commands import main
 from mindspeed_dryrun.launch.executors.local import LocalExecutor
 from mindspeed_dryrun.launch.executors.rank import run_rank
 from mindspeed_dryrun.launch.executors.ray import RayExecutor
@@ -109,3 +110,19 @@ def test_a_cluster_counts_the_same(cluster: Any, tmp_path: Path) -> None:
     ]
     assert figures[0] == figures[1]
     assert [(rank, status, used) for rank, status, used, *_ in figures[1]] == [(0, "ok", 3 * 64), (1, "ok", 3 * 128)]
+
+
+@pytest.mark.ray
+@pytest.mark.xdist_group("ray")
+def test_a_sweep_fans_out_over_a_cluster(cluster: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Variants and their ranks run on the cluster's machines; the table is the local one's."""
+    script, plan = tmp_path / "train.sh", tmp_path / "sweep.yaml"
+    (tmp_path / "trainer.py").write_text(PROGRAM.replace("RANK_ID", "N"))
+    script.write_text("N=0\nexport N\nmsrun --worker_num 1 --local_worker_num 1 trainer.py\n")
+    plan.write_text(json.dumps({"script": "train.sh", "variants": [{"name": f"N={n}", "set": {"N": n}} for n in (1, 2)]}))
+    found = {}
+    for executor in ("local", "ray"):
+        assert main(["sweep", str(plan), "--out", str(tmp_path / executor), "--executor", executor, "--json"]) == 0
+        rows = json.loads(capsys.readouterr().out)["variants"]
+        found[executor] = [(row["name"], row["status"], row["used_peak_mb"]) for row in rows]
+    assert found["local"] == found["ray"] == [("N=1", "ok", 3 * 128), ("N=2", "ok", 3 * 192)]

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -64,6 +67,24 @@ def test_a_sweep_counts_and_continues(script: Path, tmp_path: Path, capsys: pyte
     assert json.loads((out / "sweep.json").read_text())["variants"][0]["used_peak_mb"] == found["plain"]["used_peak_mb"]
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_sweep_that_is_ended_keeps_what_is_done(script: Path, tmp_path: Path, number: signal.Signals) -> None:
+    """Ended while variants are under way: status 130, a table of what is known, no process left, and it continues."""
+    plan = tmp_path / "sweep.yaml"
+    plan.write_text(yaml.safe_dump({"script": "train.sh", "variants": [{"name": f"PP{n}", "set": {"PP": n}} for n in (1, 2)]}))
+    words = ["sweep", str(plan), "--out", str(tmp_path / "out"), "--trainer", "embedded", "--jobs", "1"]
+    command = [sys.executable, "-m", "mindspeed_dryrun", *words]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stderr and process.stdout
+    first = process.stderr.readline()  # a variant is done, the next one is under way
+    assert first.startswith("[1/2] PP"), first
+    process.send_signal(number)
+    shown, said = process.communicate(timeout=60)
+    assert process.returncode == 130 and "Interrupted" in said and "not run" in shown, (shown, said)
+    assert str(tmp_path) not in subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+    assert main(words) == 0
+
+
 @pytest.mark.slow
 def test_a_search_verifies_its_winner(script: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Two cards: the winner fits, was dry-run at full size, and the script that is written makes exactly its job."""
@@ -89,3 +110,6 @@ def test_a_search_verifies_its_winner(script: Path, tmp_path: Path, capsys: pyte
     call = capture(out / "train.sh")
     assert call.world_size == 2 and set(data["trainer_args"]) <= set(call.program_args)
     assert "struck out by the lower bound" in text
+    assert "listed by the engine" in text and "take its time with care" not in text
+    for stage in data["communication"]:
+        assert stage["engine_mb"] == pytest.approx(stage["model_mb"], rel=0.02, abs=2)

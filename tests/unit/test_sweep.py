@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import signal
+import threading
 from pathlib import Path
 
 import pytest
 from strategy_models import EXAMPLES, hardware
 
 from mindspeed_dryrun.errors import DryRunError, UsageError
+from mindspeed_dryrun.launch.executors import Interrupted
 from mindspeed_dryrun.launch.job import Job
 from mindspeed_dryrun.record.model import EngineSummary, RankReport, Report
 from mindspeed_dryrun.strategy.sweep import (
@@ -187,6 +190,27 @@ def test_an_interruption_keeps_the_finished_variants(tmp_path: Path) -> None:
     assert sweep.interrupted and [row.status for row in rows] == ["ok", "open"]
     assert [variant["name"] for variant in json.loads((tmp_path / "sweep.json").read_text())["variants"]] == ["a"]
     assert "not run" in to_text(PLAN, rows) and exit_status(rows) == 1
+
+
+def test_variants_run_side_by_side(tmp_path: Path) -> None:
+    together = threading.Barrier(2, timeout=20)
+
+    def dry_run(job: Job, out: Path) -> Report:
+        together.wait()  # one alone would wait for ever
+        return _report(1000 * job.parallel.tp)
+
+    heard: list[tuple[int, str]] = []
+    sweep = Sweep(PLAN, tmp_path, dry_run, lambda before, row: heard.append((before, row.said)), at_once=2)
+    assert [row.report.used_peak_mb for row in sweep.run() if row.report] == [2000, 4000]
+    assert [before for before, _ in heard] == [0, 1] and {said.split()[0] for _, said in heard} == {"2000M", "4000M"}
+
+
+def test_an_interrupted_rank_ends_the_sweep_and_is_no_failure(tmp_path: Path) -> None:
+    def dry_run(job: Job, out: Path) -> Report:
+        raise Interrupted(signal.SIGTERM)
+
+    sweep = Sweep(PLAN, tmp_path, dry_run)
+    assert [row.status for row in sweep.run()] == ["open", "open"] and sweep.interrupted and sweep.stop.is_set()
 
 
 def test_the_page_has_a_chart_and_escapes_names(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ ranks on this machine, `ray` on a Ray cluster.
 from __future__ import annotations
 
 import signal
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +34,21 @@ class Event:
     result: RankReport | None = None  # with "finished"
 
 
+class Shared:
+    """What executors that run at the same time in one process share: so many ranks at once, and the wish to stop."""
+
+    def __init__(self, jobs: int) -> None:
+        self.stop = threading.Event()
+        self._free = threading.Semaphore(jobs)
+
+    def take(self) -> bool:
+        """A place for one more rank, if there is one."""
+        return self._free.acquire(blocking=False)
+
+    def give_back(self) -> None:
+        self._free.release()
+
+
 class Executor(Protocol):
     """Runs every task and leaves `ranks/NNNNN/` of each in the record. A rank that fails does not stop the others.
 
@@ -52,16 +68,16 @@ class Interrupted(DryRunError):
         self.exit_status = 128 + number
 
 
-def get_executor(name: str, jobs: int | None = None) -> Executor:
+def get_executor(name: str, jobs: int | None = None, shared: Shared | None = None) -> Executor:
     """`local` or `ray`. `jobs` bounds how many ranks run at once; by default the machine, or the cluster, does."""
     if jobs is not None and jobs < 1:
         raise UsageError(f"--jobs {jobs}: at least one rank must run at a time.")
     if name == "local":
         from mindspeed_dryrun.launch.executors.local import LocalExecutor
 
-        return LocalExecutor(jobs)
+        return LocalExecutor(jobs, shared)
     if name == "ray":
         from mindspeed_dryrun.launch.executors.ray import RayExecutor
 
-        return RayExecutor(jobs)
+        return RayExecutor(jobs, shared)
     raise UsageError(f"There is no executor '{name}'; choose local or ray.")

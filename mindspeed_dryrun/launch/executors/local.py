@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mindspeed_dryrun.launch.executors import Event, Interrupted, host
+from mindspeed_dryrun.launch.executors import Event, Interrupted, Shared, host
 from mindspeed_dryrun.launch.executors.rank import run_rank
 from mindspeed_dryrun.record.store import Record
 
@@ -29,11 +29,13 @@ class LocalExecutor:
     """`jobs` ranks at once; by default as many as there are cores. Free host memory bounds both."""
 
     jobs: int | None = None
+    shared: Shared | None = None
 
     def run(self, tasks: Sequence[RankTask], record: Path, on_event: Callable[[Event], None]) -> None:
         """See `Executor`."""
-        state = _State(deque(tasks), record, self.jobs or host.usable_cores())
-        with Record(record).claimed(task.rank for task in tasks), ending_on_signals(state.stop) as caught:
+        shared = self.shared or Shared(self.jobs or host.usable_cores())
+        state = _State(deque(tasks), record, shared)
+        with Record(record).claimed(task.rank for task in tasks), ending_on_signals(shared.stop) as caught:
             try:
                 while state.pending or state.running:
                     state.start_what_fits()
@@ -41,8 +43,8 @@ class LocalExecutor:
                         on_event(event)
             finally:
                 state.end()
-        if caught:
-            raise Interrupted(caught[0])
+        if shared.stop.is_set():
+            raise Interrupted(caught[0] if caught else signal.SIGINT)
         if state.errors:
             raise state.errors[0]
 
@@ -51,8 +53,8 @@ class LocalExecutor:
 class _State:
     pending: deque[RankTask]
     record: Path
-    limit: int
-    stop: threading.Event = field(default_factory=threading.Event)
+    shared: Shared
+    stop: threading.Event = field(default_factory=threading.Event)  # of this run
     running: dict[int, threading.Thread] = field(default_factory=dict)
     rss_mb: dict[int, int] = field(default_factory=dict)  # of ranks that run
     peak_mb: int = 0  # the largest of any rank so far
@@ -61,9 +63,11 @@ class _State:
     events: queue.Queue[Event | int] = field(default_factory=queue.Queue)
 
     def start_what_fits(self) -> None:
+        if self.shared.stop.is_set():
+            self.stop.set()
         if self.stop.is_set() or self.errors:
             self.pending.clear()
-        while self.pending and len(self.running) < self.limit and self._has_memory():
+        while self.pending and self._has_memory() and self.shared.take():
             task = self.pending.popleft()
             thread = threading.Thread(target=self._run, args=(task,), name=f"rank {task.rank}")
             self.running[task.rank] = thread
@@ -76,6 +80,7 @@ class _State:
             while True:
                 if isinstance(item, int):
                     self.running.pop(item).join()
+                    self.shared.give_back()
                     self.rss_mb.pop(item, None)
                 else:
                     self._measure(item)
@@ -87,6 +92,7 @@ class _State:
         self.stop.set()
         for thread in self.running.values():
             thread.join()
+            self.shared.give_back()
 
     def _measure(self, event: Event) -> None:
         measured = event.result.host_rss_mb if event.result else event.host_rss_mb

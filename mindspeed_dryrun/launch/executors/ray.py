@@ -11,9 +11,9 @@ import dataclasses
 import logging
 import os
 import shutil
+import signal
 import socket
 import tempfile
-import threading
 import time
 import zlib
 from collections import deque
@@ -23,7 +23,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from mindspeed_dryrun.errors import DryRunError, UsageError
-from mindspeed_dryrun.launch.executors import Event, Interrupted
+from mindspeed_dryrun.launch.executors import Event, Interrupted, Shared
 from mindspeed_dryrun.launch.executors.local import ending_on_signals
 from mindspeed_dryrun.launch.executors.rank import run_rank
 from mindspeed_dryrun.launch.executors.relocate import Machine, check_same, prepare_packages, relocated, survey
@@ -45,23 +45,24 @@ class RayExecutor:
     """At most `jobs` ranks at once; by default as many as the cluster has CPUs."""
 
     jobs: int | None = None
+    shared: Shared | None = None
 
     def run(self, tasks: Sequence[RankTask], record: Path, on_event: Callable[[Event], None]) -> None:
         """See `Executor`."""
         if not tasks:
             return
-        ray = _connected()
-        stop = threading.Event()
-        with Record(record).claimed(task.rank for task in tasks), ending_on_signals(stop) as caught:
-            state = _State(ray, record, deque(tasks), self.jobs or len(tasks), survey(tasks[0]), on_event)
+        ray = connected()
+        shared = self.shared or Shared(self.jobs or len(tasks))
+        with Record(record).claimed(task.rank for task in tasks), ending_on_signals(shared.stop) as caught:
+            state = _State(ray, record, deque(tasks), shared, survey(tasks[0]), on_event)
             try:
-                while (state.pending or state.running) and not stop.is_set():
+                while (state.pending or state.running) and not shared.stop.is_set():
                     state.submit()
                     state.collect()
             finally:
                 state.end()
-        if caught:
-            raise Interrupted(caught[0])
+        if shared.stop.is_set():
+            raise Interrupted(caught[0] if caught else signal.SIGINT)
 
 
 @dataclass
@@ -69,7 +70,7 @@ class _State:
     ray: Any
     record: Path
     pending: deque[RankTask]
-    limit: int
+    shared: Shared
     here: Machine
     on_event: Callable[[Event], None]
     running: dict[Any, RankTask] = field(default_factory=dict)  # by object reference
@@ -87,14 +88,18 @@ class _State:
     def submit(self) -> None:
         patches = self.record / "patches.json"
         content = patches.read_bytes() if patches.exists() else None
-        while self.pending and len(self.running) < self.limit:
+        while self.pending and self.shared.take():
             task = self.pending.popleft()
             self.running[self.remote.remote(task, content, self.here, self.mailbox)] = task
 
     def collect(self) -> None:
+        if not self.running:  # others have all the places
+            time.sleep(_TICK_S)
+            return
         ready, _ = self.ray.wait(list(self.running), num_returns=len(self.running), timeout=_TICK_S)
         self._news()
         for reference in ready:
+            self.shared.give_back()
             self._finish(self.running.pop(reference), reference)
 
     def _news(self) -> None:
@@ -125,6 +130,8 @@ class _State:
             _, left = self.ray.wait(left, num_returns=len(left), timeout=_TICK_S)
         for reference in left:
             self.ray.cancel(reference, force=True)
+        for _ in self.running:
+            self.shared.give_back()
         self.ray.kill(self.mailbox)
 
 
@@ -189,7 +196,7 @@ def bring_home(files: Files, folder: Path) -> None:
         raise DryRunError(f"Cannot write {folder}: {error.strerror or error}. Make room and run again.") from None
 
 
-def _connected() -> Any:
+def connected() -> Any:
     """The cluster: the one this process is part of, else $RAY_ADDRESS, else the one on this machine."""
     try:
         import ray
