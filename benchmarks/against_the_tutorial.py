@@ -12,6 +12,7 @@ counts are run, so that start-up is not scaled.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import re
@@ -77,7 +78,8 @@ def tutorial_way(job: Job, ranks: int, microbatches: int, folder: Path) -> Cost:
     }
     batch = microbatches * job.micro_batch * job.parallel.dp
     args = override_args(job.args, ["--train-iters", str(ITERATIONS), "--global-batch-size", str(batch)])
-    environ = choose_engine().environment(os.environ)
+    # Without our library that keeps threads from spinning: the tutorial has none.
+    environ = dataclasses.replace(choose_engine(), pause=None).environment(os.environ)
     environ |= {"GLOG_v": "1", "MS_DRY_RUN": "1"}
     environ.pop("MS_DEV_LAUNCH_BLOCKING")
     environ[config.VARIABLE] = json.dumps(activation)
