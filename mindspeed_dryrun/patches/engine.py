@@ -203,12 +203,14 @@ def _replace_aliases(old: Any, new: Any) -> None:
     """Every module attribute that is `old` becomes `new` (`from x import f` binds a second name to the same object)."""
     if not callable(old):  # constants are shared by everybody: True in one module is True in all
         return
+    wanted = id(old)
     for module in list(sys.modules.values()):
         names = getattr(module, "__dict__", None)
         if not isinstance(names, dict):
             continue
-        for name in [name for name, value in names.items() if value is old]:
-            names[name] = new
+        if wanted in map(id, names.values()):  # seldom, and there are thousands of modules: this is the fastest way to ask
+            for name in [name for name, value in names.items() if value is old]:
+                names[name] = new
         # MSAdapter's `torch` modules remember every attribute they have looked up; they must look again.
         forget = getattr(getattr(type(module), "__getattr__", None), "cache_clear", None)
         if forget is not None:

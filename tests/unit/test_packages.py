@@ -36,6 +36,7 @@ def test_setup_leaves_the_environment_and_a_pytorch_in_it_as_they_were(tmp_path:
     assert sorted(path.name for path in site.iterdir()) == names
     (folder,) = (tmp_path / "cache" / "packages").glob("cp*[!k]")
     assert (folder / "msa_thirdparty" / "torch").is_dir() and (folder / "megatron" / "core").is_dir()
+    assert list((folder / "megatron" / "core" / "__pycache__").glob("parallel_state.*.pyc")), "ranks would compile it each time"
     shown = subprocess.run([sys.executable, "-c", "import torch; print(torch.__version__)"], env=environ, capture_output=True, text=True, check=True)
     assert shown.stdout.strip() == "mine"
 
