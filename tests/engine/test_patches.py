@@ -178,6 +178,25 @@ def test_a_dispatcher_gets_even_splits_times_the_imbalance(rank: Rank, factor: f
     assert f"SOURCES {[received] * 8}" in done.stdout
 
 
+FUSED = """
+import torch, torch_npu
+x, y = torch.empty((512, 1024), dtype=torch.bfloat16, device="npu"), torch.empty((1024, 256), dtype=torch.bfloat16, device="npu")
+product, gathered = torch_npu.npu_all_gather_base_mm(x, y, "group", 8, bias=None, gather_index=0, gather_output=True)
+scattered = torch_npu.npu_mm_reduce_scatter_base(x, y, "group", 8, reduce_op="sum", bias=None)
+print("SHAPES", tuple(product.shape), tuple(gathered.shape), tuple(scattered.shape), scattered.dtype)
+"""
+
+
+def test_products_fused_with_a_collective_need_no_communicator(rank: Rank) -> None:
+    done = rank.run(FUSED, [PATCHES[f"msadapter-fused-{name}"] for name in ("gather-product", "product-scatter")])
+    assert "SHAPES (4096, 256) (4096, 1024) (64, 256)" in done.stdout, (done.stdout + done.stderr)[-2000:]
+
+
+def test_without_the_patch_a_fused_product_fails_as_the_catalogue_says(rank: Rank) -> None:
+    done = rank.run(FUSED, [])
+    assert done.returncode and "is not initialized" in done.stdout + done.stderr
+
+
 UNDO = """
 import importlib, json, sys
 from mindspeed_dryrun.patches import engine
