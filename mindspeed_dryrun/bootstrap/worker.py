@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import runpy
@@ -23,6 +24,7 @@ def main(argv: Sequence[str]) -> int:
         check_simulation()
         prepare()
         progress.phase("importing")
+        check_engine()
         run_program(argv[0], argv[1:])
         finish()
     except DryRunError as error:
@@ -45,6 +47,25 @@ def check_simulation() -> None:
                 f"{variable} is set, and with it MindSpore leaves the simulation; the trainer was not started. "
                 f"Unset {variable}."
             )
+
+
+def check_engine() -> None:
+    """At levels 0 and 1 MindSpore itself must say that no call of it goes to a device."""
+    if os.environ["MS_SIMULATION_LEVEL"] in ("0", "1") and engine_simulates() is False:
+        raise DryRunError("MindSpore says that it does not simulate; the trainer was not started, so that no NPU is touched.")
+
+
+def engine_simulates() -> bool | None:
+    """MindSpore's own answer; None where this version has no such question."""
+    try:
+        import mindspore
+
+        library = ctypes.CDLL(str(Path(mindspore.__file__).parent / "lib" / "libmindspore_core.so"))
+        question = library["_ZN9mindspore16UseSimulationApiEv"]
+    except (ImportError, OSError, AttributeError):
+        return None
+    question.restype = ctypes.c_bool
+    return bool(question())
 
 
 def prepare() -> None:

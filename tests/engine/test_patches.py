@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from mindspeed_dryrun.bootstrap import worker
 from mindspeed_dryrun.cann import Engine
 from mindspeed_dryrun.errors import DryRunError
 from mindspeed_dryrun.packages import engine_path
@@ -269,3 +270,19 @@ def test_a_rank_without_simulation_does_not_start_its_trainer(
 ) -> None:
     done = rank.run("print('TRAINED')", [], **environ)
     assert done.returncode == 1 and "TRAINED" not in done.stdout and sentence in done.stderr
+
+
+def test_a_rank_asks_the_engine_itself(rank: Rank) -> None:
+    program = "from mindspeed_dryrun.bootstrap import worker; print('SIMULATES', worker.engine_simulates())"
+    assert "SIMULATES True" in rank.run(program, []).stdout
+    # Level 2 asks the device for operator workspace: only there may the answer be no.
+    assert "SIMULATES False" in rank.run(program, [], MS_SIMULATION_LEVEL="2").stdout
+
+
+def test_a_rank_whose_engine_does_not_simulate_stops(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MS_SIMULATION_LEVEL", "1")
+    monkeypatch.setattr(worker, "engine_simulates", lambda: False)
+    with pytest.raises(DryRunError, match=r"does not simulate.*no NPU is touched"):
+        worker.check_engine()
+    monkeypatch.setattr(worker, "engine_simulates", lambda: None)
+    worker.check_engine()
