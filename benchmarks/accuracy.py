@@ -90,6 +90,10 @@ CASES = TUTORIAL | {
                  + " --context-parallel-size 2 --context-parallel-algo megatron_cp_algo --use-cp-send-recv-overlap"),
     "ulysses": Case("Qwen2.5-7B", QWEN25_7B, 8, sizes(16384, 2, 2, 64)
                     + " --context-parallel-size 2 --context-parallel-algo ulysses_cp_algo"),
+    "hybrid": Case("Qwen2.5-7B", QWEN25_7B, 8, sizes(16384, 1, 2, 16) + " --context-parallel-size 4 --use-cp-send-recv-overlap"
+                   " --context-parallel-algo hybrid_cp_algo --ulysses-degree-in-cp 2"),
+    "ring with a window": Case("Llama3.1-8B", LLAMA31_8B, 8, sizes(16384, 1, 2, 16) + " --context-parallel-size 4"
+                               " --context-parallel-algo megatron_cp_algo --cp-window-size 2 --use-cp-send-recv-overlap"),
     "distributed optimizer": Case("Llama3.1-8B", LLAMA31_8B, 8, sizes(8192, 2, 2, 64)
                                   + " --use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather"),
     "reuse fp32": Case("Llama3.1-8B", LLAMA31_8B, 8, sizes(8192, 4, 1, 64) + " --use-distributed-optimizer --reuse-fp32-param"),
@@ -97,6 +101,8 @@ CASES = TUTORIAL | {
     "uneven stages": Case("InternLM2-20B", INTERNLM2_20B, 8, sizes(4096, 4, 2, 32) + " --num-layer-list 22,26"),
     "no GQA, block recompute": Case("Llama2-13B", LLAMA2_13B, 8, sizes(4096, 4, 2, 64)
                                     + " --recompute-granularity full --recompute-method block --recompute-num-layers 8"),
+    "micro batch 2, selective": Case("Llama3.1-8B", LLAMA31_8B, 8, sizes(4096, 2, 2, 64)
+                                     + " --micro-batch-size 2 --recompute-granularity selective"),
     "activation recompute": Case("Llama2-13B", LLAMA2_13B, 8, sizes(4096, 4, 2, 64) + " --recompute-activation-function"),
 }  # fmt: skip
 

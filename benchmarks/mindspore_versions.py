@@ -105,6 +105,8 @@ def _cell(words: list[str], expected: int | None) -> str:
     if len(words) != 4:
         return "fails: no engine"
     status, peak, _total, _usable = words
+    if status.startswith("-") and peak == str(expected):
+        return f"{peak}M, crash at exit"  # after the block: `launch` takes such figures, and says so
     if status != "0":
         return f"fails: exit status {status}"
     return f"{peak}M" if expected is None or peak == str(expected) else f"{peak}M, expected {expected}M"
