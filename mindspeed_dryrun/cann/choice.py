@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import importlib.util
 import os
@@ -70,10 +71,12 @@ def choose_engine(level: int = 1, python: str = sys.executable, environ: Mapping
             f"Level {level} counts operator workspace{' and time' if level == 3 else ''} by asking the device: "
             f"it needs {lacking}, and this machine has none. Use --level 1, or run it on an Ascend host."
         )
-    pause = pause_folder(folder, version)
     if real and real.complete:
+        pause = None
+        with contextlib.suppress(DryRunError):  # no cache folder: ranks are slower, nothing else
+            pause = pause_folder(folder, version)
         return Engine(version, real.version, level, real, pause)
-    return Engine(version, STAND_IN, level, stand_in_for(folder, version), pause)
+    return Engine(version, STAND_IN, level, stand_in_for(folder, version), pause_folder(folder, version))
 
 
 def find_mindspore(python: str = sys.executable) -> tuple[Path, str]:

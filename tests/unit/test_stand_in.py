@@ -327,6 +327,13 @@ def test_a_complete_cann_is_always_taken_and_never_shadowed(real_cann: Path) -> 
     assert environ["ASCEND_HOME_PATH"] == str(real_cann)
 
 
+def test_a_complete_cann_needs_no_cache_folder(real_cann: Path, own_cache: Path) -> None:
+    own_cache.write_text("a file where the folder should be")
+    engine = choice.choose_engine(environ={"ASCEND_HOME_PATH": str(real_cann)})
+    assert engine.cann == "8.2.RC1" and engine.pause is None
+    assert engine.environment({})["LD_LIBRARY_PATH"] == f"{real_cann}/lib64"
+
+
 def test_an_incomplete_cann_is_not_used_and_says_why(real_cann: Path) -> None:
     (real_cann / "lib64" / "libhccl.so").unlink()
     found = real.find_real_cann({"ASCEND_HOME_PATH": str(real_cann)}, places=())
