@@ -331,7 +331,7 @@ def test_a_complete_cann_needs_no_cache_folder(real_cann: Path, own_cache: Path)
     own_cache.write_text("a file where the folder should be")
     engine = choice.choose_engine(environ={"ASCEND_HOME_PATH": str(real_cann)})
     assert engine.cann == "8.2.RC1" and engine.pause is None
-    assert engine.environment({})["LD_LIBRARY_PATH"] == f"{real_cann}/lib64"
+    assert "mindspeed_dryrun" not in engine.environment({})["LD_LIBRARY_PATH"]
 
 
 def test_an_incomplete_cann_is_not_used_and_says_why(real_cann: Path) -> None:
