@@ -64,7 +64,6 @@ def test_a_small_qwen(tmp_path):
     assert "18.00 bytes" in page and page.count('role="img"') == 3
 
 
-@pytest.mark.slow
 def test_the_qwen25_7b_example(tmp_path):
     """The published job: its first stage holds 14 layers and two microbatches at the peak."""
     (rank,) = explained(tmp_path, "0").values()

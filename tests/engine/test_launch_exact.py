@@ -19,7 +19,6 @@ from mindspeed_dryrun.record.model import RankReport
 
 pytestmark = [
     pytest.mark.engine,
-    pytest.mark.slow,
     pytest.mark.skipif(not packages_folder().is_dir(), reason="mindspeed-dryrun setup has not been run"),
 ]
 

@@ -85,7 +85,6 @@ def test_a_sweep_that_is_ended_keeps_what_is_done(script: Path, tmp_path: Path, 
     assert main(words) == 0
 
 
-@pytest.mark.slow
 def test_a_search_verifies_its_winner(script: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Two cards: the winner fits, was dry-run at full size, and the script that is written makes exactly its job."""
     plan = tmp_path / "search.yaml"
@@ -113,3 +112,17 @@ def test_a_search_verifies_its_winner(script: Path, tmp_path: Path, capsys: pyte
     assert "listed by the engine" in text and "take its time with care" not in text
     for stage in data["communication"]:
         assert stage["engine_mb"] == pytest.approx(stage["model_mb"], rel=0.02, abs=2)
+
+
+def test_the_labs_table_from_one_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Qwen2.5-7B on eight cards. The figures are those of MindSpeed-LLM 2.2.0 in the same layouts (benchmarks/accuracy.py)."""
+    try:
+        engine_path()
+    except DryRunError as error:
+        pytest.skip(str(error))
+    plan = ROOT / "examples" / "sweeps" / "qwen25_7b_lab.yaml"
+    assert main(["sweep", str(plan), "--out", str(tmp_path / "lab"), "--trainer", "embedded", "--json"]) == 0
+    used = {row["name"]: row["used_peak_mb"] for row in json.loads(capsys.readouterr().out)["variants"]}
+    assert used["TP2PP4+VPP"] > used["TP2PP4"] > used["TP4PP2"] > used["TP4PP2+recompute"], "the lab's order"
+    assert [used[name] for name in ("TP2PP4", "TP4PP2", "TP4PP2+recompute")] == [27784, 21204, 17387]
+    assert [used[name] for name in ("TP2PP2+ring 16k", "TP2PP2+Ulysses 16k")] == [50849, 51633]
