@@ -101,7 +101,7 @@ CASES = TUTORIAL | {
     "uneven stages": Case("InternLM2-20B", INTERNLM2_20B, 8, sizes(4096, 4, 2, 32) + " --num-layer-list 22,26"),
     "no GQA, block recompute": Case("Llama2-13B", LLAMA2_13B, 8, sizes(4096, 4, 2, 64)
                                     + " --recompute-granularity full --recompute-method block --recompute-num-layers 8"),
-    "micro batch 2, selective": Case("Llama3.1-8B", LLAMA31_8B, 8, sizes(4096, 2, 2, 64)
+    "selective with micro batch 2": Case("Llama3.1-8B", LLAMA31_8B, 8, sizes(4096, 2, 2, 64)
                                      + " --micro-batch-size 2 --recompute-granularity selective"),
     "activation recompute": Case("Llama2-13B", LLAMA2_13B, 8, sizes(4096, 4, 2, 64) + " --recompute-activation-function"),
 }  # fmt: skip
