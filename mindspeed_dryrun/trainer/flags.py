@@ -109,6 +109,10 @@ _TABLE: tuple[Flag, ...] = (
         ("microbatch-group-size-per-virtual-pipeline-stage", int, None),
     ),
     *_modelled(
+        "linear layers in one kernel with their collective, whose own buffers (NNAL) no engine counts",
+        ("use-ascend-coc", bool, False), ("coc-fused-kernel", bool, False),
+    ),
+    *_modelled(
         "what a rank holds of the sequence",
         ("context-parallel-size", int, 1),
         ("context-parallel-algo", str, "megatron_cp_algo", ("megatron_cp_algo", "ulysses_cp_algo", "hybrid_cp_algo")),
@@ -286,7 +290,6 @@ _TABLE: tuple[Flag, ...] = (
         auto-settings-type= auto-settings-ranks= auto-settings-work-dir= auto-settings-log-level= prof-file=
         checkpoint-activations enable-elastic-training replication replication-factor= replication-jump=
         save-memory-ratio="""),
-    *_named("refused", "fused kernels of NNAL, whose buffers the engine does not see", "use-ascend-coc coc-fused-kernel"),
 )  # fmt: skip
 
 FLAGS: dict[str, Flag] = {flag.name: flag for flag in _TABLE}

@@ -18,6 +18,7 @@ from megatron.core import tensor_parallel
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_layer import TransformerLayer
 
+from mindspeed_dryrun.trainer import fused_linear
 from mindspeed_dryrun.trainer.settings import Settings
 
 COMPRESSED_MASK = 2048
@@ -297,5 +298,8 @@ def install(settings: Settings) -> None:
     layers.VocabParallelEmbedding.forward = lambda module, ids: embedding.forward(module, ids)
     cross_entropy.VocabParallelCrossEntropy.calculate_predicted_logits = staticmethod(predicted_logits)
     cross_entropy.VocabParallelCrossEntropy.prepare_gradient_calculation_operands = staticmethod(gradient_operands)
+    if settings.use_ascend_coc:
+        layers.ColumnParallelLinear.forward = fused_linear.column_forward
+        layers.RowParallelLinear.forward = fused_linear.row_forward
     fused_bias_swiglu.SwiGLUFunction = FusedSwiGLU
     fused_bias_swiglu.BiasSwiGLUFunction = FusedBiasSwiGLU

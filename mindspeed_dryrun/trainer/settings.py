@@ -102,6 +102,8 @@ def _finish(values: dict[str, Any]) -> None:
         raise UsageError("--overlap-param-gather needs --use-distributed-optimizer and --overlap-grad-reduce.")
     if values["reuse_fp32_param"] and not (values["bf16"] and values["use_distributed_optimizer"]):
         raise UsageError("--reuse-fp32-param needs --bf16 and --use-distributed-optimizer.")
+    if values["use_ascend_coc"] and not (values["coc_fused_kernel"] and values["sequence_parallel"]):
+        raise UsageError("--use-ascend-coc is modelled with --coc-fused-kernel, --sequence-parallel and tensor parallelism only.")
     if values["recompute_granularity"] == "full" and values["recompute_method"] is None:
         raise UsageError("--recompute-granularity full needs --recompute-method.")
 

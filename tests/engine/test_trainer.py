@@ -73,6 +73,13 @@ SMALL = "--num-layers 8 --seq-length 4096 --max-position-embeddings 4096 --globa
             "--num-layers 8 --seq-length 16384 --max-position-embeddings 16384 --global-batch-size 4 "
             "--context-parallel-size 2 --context-parallel-algo ulysses_cp_algo", 18368, id="ulysses",
         ),
+        pytest.param(
+            0, 8,
+            "--num-layers 8 --seq-length 16384 --max-position-embeddings 16384 --global-batch-size 4 --tensor-model-parallel-size 1 "
+            "--context-parallel-size 4 --context-parallel-algo hybrid_cp_algo --ulysses-degree-in-cp 2", 30959, id="hybrid",
+        ),
+        pytest.param(0, 8, f"{SMALL} --use-ascend-coc --coc-fused-kernel", 15404, id="fused linear layers, first stage"),
+        pytest.param(4, 8, f"{SMALL} --use-ascend-coc --coc-fused-kernel", 15779, id="fused linear layers, last stage"),
     ],
 )  # fmt: skip
 def test_layouts_of_the_real_stack(tmp_path: Path, rank: int, world_size: int, more: str, used_peak_mb: int) -> None:

@@ -17,8 +17,7 @@ from mindspeed_dryrun.trainer import flags, settings
 
 CORPUS = Path(__file__).parents[2] / ".." / "shared" / "corpus" / "msrun_calls.jsonl"
 CALLS = [json.loads(line) for line in CORPUS.read_text(encoding="utf-8").splitlines()] if CORPUS.exists() else []
-PRETRAINING = [call for call in CALLS if Path(call["script"]).name.startswith("pretrain_") and "--num-experts" not in call["argv"]]
-DENSE = [call for call in PRETRAINING if "--use-ascend-coc" not in call["argv"]]
+DENSE = [call for call in CALLS if Path(call["script"]).name.startswith("pretrain_") and "--num-experts" not in call["argv"]]
 
 QWEN = (  # noqa: SIM905
     "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --sequence-parallel --num-layers 28 --hidden-size 3584 "
@@ -38,11 +37,11 @@ def test_every_dense_pretraining_call_of_the_corpus_can_be_run(call: dict[str, o
     assert report.problem() == ""
 
 
-@pytest.mark.skipif(not DENSE, reason="the corpus of msrun calls is not beside this checkout")
-def test_the_one_with_kernels_of_nnal_is_refused_for_them_alone() -> None:
-    (call,) = (call for call in PRETRAINING if call not in DENSE)
-    report = flags.check(read_msrun_call(call["argv"], "/").program_args)
-    assert [sentence.partition(":")[0] for sentence in report.refused] == ["--use-ascend-coc", "--coc-fused-kernel"]
+@pytest.mark.parametrize("args", ["--use-ascend-coc", "--use-ascend-coc --coc-fused-kernel --tensor-model-parallel-size 1"])
+def test_fused_linear_layers_are_modelled_in_one_form_only(args: str) -> None:
+    assert read("--use-ascend-coc", "--coc-fused-kernel").use_ascend_coc
+    with pytest.raises(UsageError, match=r"--use-ascend-coc is modelled with --coc-fused-kernel"):
+        read(*args.split())
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,9 @@ def gather_then_product(original: Callable[..., Any]) -> Callable[..., Any]:
     """`x` gathered along its first dimension, times `y`: the product, and the gathered `x` if it is asked for."""
 
     @functools.wraps(original)
-    def call(x: Any, y: Any, group: Any, world_size: int, *args: Any, gather_output: bool = True, **kwargs: Any) -> tuple[Any, Any]:
+    def call(
+        x: Any, y: Any, group: Any, world_size: int, *args: Any, gather_output: bool = True, **kwargs: Any
+    ) -> tuple[Any, Any]:
         import torch
 
         rows = x.shape[0] * world_size
