@@ -24,7 +24,6 @@ def main(argv: Sequence[str]) -> int:
         check_simulation()
         prepare()
         progress.phase("importing")
-        check_engine()
         run_program(argv[0], argv[1:])
         finish()
     except DryRunError as error:
@@ -50,19 +49,26 @@ def check_simulation() -> None:
 
 
 def check_engine() -> None:
-    """At levels 0 and 1 MindSpore itself must say that no call of it goes to a device."""
+    """As soon as it is imported: at levels 0 and 1 MindSpore itself must say that no call of it goes to a device."""
     if os.environ["MS_SIMULATION_LEVEL"] in ("0", "1") and engine_simulates() is False:
         raise DryRunError("MindSpore says that it does not simulate; the trainer was not started, so that no NPU is touched.")
+
+
+def _stop_unless_simulated() -> None:
+    try:
+        check_engine()
+    except DryRunError as error:
+        # At once: MindSpore does not survive an import that ends half way, and nothing has been done yet.
+        print(f"mindspeed-dryrun: {error}", file=sys.stderr, flush=True)
+        os._exit(error.exit_status)
 
 
 def engine_simulates() -> bool | None:
     """MindSpore's own answer; None where this version has no such question."""
     try:
-        import mindspore
-
-        library = ctypes.CDLL(str(Path(mindspore.__file__).parent / "lib" / "libmindspore_core.so"))
-        question = library["_ZN9mindspore16UseSimulationApiEv"]
-    except (ImportError, OSError, AttributeError):
+        folder = Path(str(sys.modules["mindspore"].__file__)).parent
+        question = ctypes.CDLL(str(folder / "lib" / "libmindspore_core.so"))["_ZN9mindspore16UseSimulationApiEv"]
+    except (KeyError, OSError, AttributeError):
         return None
     question.restype = ctypes.c_bool
     return bool(question())
@@ -82,6 +88,7 @@ def prepare() -> None:
     os.environ.setdefault("MS_DRY_RUN", "1")
     pause.load()
     engine.install(patches_for(settings))
+    engine.when_imported("mindspore", _stop_unless_simulated)
 
 
 def prepare_activated() -> None:

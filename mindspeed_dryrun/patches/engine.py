@@ -53,6 +53,7 @@ class _State:
     held: int = 0
     queue: list[Patch] = field(default_factory=list)
     hidden: set[str] = field(default_factory=set)
+    callbacks: dict[str, list[Callable[[], None]]] = field(default_factory=dict)  # by module
     finder: _Finder | None = None
 
 
@@ -67,11 +68,24 @@ def install(patches: Sequence[Patch]) -> None:
 
     Raises DriftError for a target that the installed project does not have.
     """
+    _start()
+    _wait_for(patches)
+
+
+def when_imported(module: str, function: Callable[[], None]) -> None:
+    """Calls the function as soon as the module has been imported, now if it has been already."""
+    _start()
+    if module in sys.modules:
+        function()
+    else:
+        _state.callbacks.setdefault(module, []).append(function)
+
+
+def _start() -> None:
     if _state.finder is None:
         _state.finder = _Finder()
         sys.meta_path.insert(0, _state.finder)
         _wait_for(_MANAGER_PATCHES)
-    _wait_for(patches)
 
 
 def undo() -> None:
@@ -122,6 +136,8 @@ def _is_being_imported(module: ModuleType) -> bool:
 
 
 def _imported(module: str) -> None:
+    for function in _state.callbacks.pop(module, ()):
+        function()
     for patch in _state.waiting.get(module, ()):
         _apply_or_queue(patch)
 
@@ -223,7 +239,7 @@ class _Finder:
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         if fullname in _state.hidden:
             raise ModuleNotFoundError(f"No module named {fullname!r} (hidden by mindspeed-dryrun)", name=fullname)
-        if fullname not in _state.waiting:
+        if fullname not in _state.waiting and fullname not in _state.callbacks:
             return None
         for finder in sys.meta_path:
             if finder is self or not hasattr(finder, "find_spec"):

@@ -273,16 +273,27 @@ def test_a_rank_without_simulation_does_not_start_its_trainer(
 
 
 def test_a_rank_asks_the_engine_itself(rank: Rank) -> None:
-    program = "from mindspeed_dryrun.bootstrap import worker; print('SIMULATES', worker.engine_simulates())"
+    program = "import mindspore; from mindspeed_dryrun.bootstrap import worker; print('SIMULATES', worker.engine_simulates())"
     assert "SIMULATES True" in rank.run(program, []).stdout
     # Level 2 asks the device for operator workspace: only there may the answer be no.
     assert "SIMULATES False" in rank.run(program, [], MS_SIMULATION_LEVEL="2").stdout
 
 
-def test_a_rank_whose_engine_does_not_simulate_stops(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MS_SIMULATION_LEVEL", "1")
+def test_a_rank_whose_engine_does_not_simulate_ends_with_the_import_of_mindspore(rank: Rank) -> None:
+    program = """
+from mindspeed_dryrun.bootstrap import worker
+worker.engine_simulates = lambda: False
+import mindspore
+print("TRAINED")
+"""
+    done = rank.run(program, [])
+    assert done.returncode == 1 and "TRAINED" not in done.stdout and "MindSpore says that it does not simulate" in done.stderr
+
+
+def test_a_level_that_asks_the_device_may_say_no(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker, "engine_simulates", lambda: False)
+    monkeypatch.setenv("MS_SIMULATION_LEVEL", "2")
+    worker.check_engine()
+    monkeypatch.setenv("MS_SIMULATION_LEVEL", "1")
     with pytest.raises(DryRunError, match=r"does not simulate.*no NPU is touched"):
         worker.check_engine()
-    monkeypatch.setattr(worker, "engine_simulates", lambda: None)
-    worker.check_engine()
