@@ -7,6 +7,8 @@ import os
 from typing import Any
 
 VARIABLE = "MINDSPEED_DRYRUN"
+# In `lib64` of the stand-in, and of no real CANN.
+STAND_IN_LIBRARY = "libstandin.so"
 
 
 def current() -> dict[str, Any]:

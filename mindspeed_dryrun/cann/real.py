@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from mindspeed_dryrun.cann.stand_in import LIBRARY
+from mindspeed_dryrun.bootstrap.config import STAND_IN_LIBRARY
 
 _HOMES = ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME", "ASCEND_AICPU_PATH")
 _PLACES = (
@@ -57,7 +57,7 @@ def find_real_cann(environ: Mapping[str, str] | None = None, places: tuple[str, 
     environ = os.environ if environ is None else environ
     for place in (*(environ[name] for name in _HOMES if environ.get(name)), *places):
         home = Path(place)
-        if (home / "lib64").is_dir() and not (home / "lib64" / LIBRARY).exists():
+        if (home / "lib64").is_dir() and not (home / "lib64" / STAND_IN_LIBRARY).exists():
             return RealCann(home, _version(home), _missing(home))
     return None
 

@@ -8,6 +8,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from mindspeed_dryrun.bootstrap.config import STAND_IN_LIBRARY
 from mindspeed_dryrun.cache import VARIABLE, cache_root, make_once
 from mindspeed_dryrun.cann.lacks import find_lacks
 from mindspeed_dryrun.cann.writer import write_library
@@ -19,7 +20,6 @@ SOC_NAME = "Ascend910B2"
 # MindSpore finds CANN by cutting the path of this library at `latest` or `cann`: the first one, up to 2.7.2, the last one from
 # 2.8 on. So our own names have one such word, the folder `latest`, and a cache folder with another one is refused.
 _CUT_AT = {"2.7.0": ("latest",), "2.7.1": ("latest",), "2.7.2": ("latest", "cann")}
-LIBRARY = "libstandin.so"
 
 # MindSpore asks `hccl` and `te` for their version, MindSpeed asks `acl` for the chip. `te` answers that one question
 # and must then look absent: MindSpore would go on to import `te.tik` otherwise.
@@ -100,10 +100,10 @@ def _build(home: Path, mindspore: Path) -> None:
     lacks = find_lacks(mindspore)
     for folder in _FOLDERS:
         (home / folder).mkdir(parents=True, mode=0o755)
-    library = write_library(lacks.symbols, lacks.architecture, LIBRARY, SOC_NAME)
-    _write(home / "lib64" / LIBRARY, library)
+    library = write_library(lacks.symbols, lacks.architecture, STAND_IN_LIBRARY, SOC_NAME)
+    _write(home / "lib64" / STAND_IN_LIBRARY, library)
     for soname in lacks.sonames:
-        (home / "lib64" / soname).symlink_to(LIBRARY)
+        (home / "lib64" / soname).symlink_to(STAND_IN_LIBRARY)
     version = _accepted_version(mindspore)
     for name, text in {**{f"python/{name}": text for name, text in _MODULES.items()}, **_FILES}.items():
         _write(home / name, text.replace("{VERSION}", f"{version}.0").encode())

@@ -172,8 +172,8 @@ def test_the_embedded_trainer_takes_over_and_says_why(tmp_path: Path) -> None:
 
 
 def test_a_refused_flag_stops_the_run_and_not_the_plan() -> None:
-    plan = make_plan(job(extra="--use-ascend-coc"), None, trainer="embedded")
-    assert plan.problem is not None and "--use-ascend-coc" in plan.problem
+    plan = make_plan(job(extra="--use-ascend-mc2"), None, trainer="embedded")
+    assert plan.problem is not None and "--use-ascend-mc2" in plan.problem
 
 
 def test_small_things() -> None:

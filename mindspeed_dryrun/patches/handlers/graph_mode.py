@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from mindspeed_dryrun.bootstrap.config import STAND_IN_LIBRARY
 from mindspeed_dryrun.errors import DryRunError
 
 _REFUSAL = "Graph mode {what} compiles with GE, which only a real CANN has. Use jit_level O0 or O1, or an Ascend host."
@@ -15,7 +16,7 @@ _REFUSAL = "Graph mode {what} compiles with GE, which only a real CANN has. Use 
 
 def on_stand_in() -> bool:
     """Is the CANN of this process the generated one?"""
-    return Path(os.environ.get("ASCEND_HOME_PATH", ""), "lib64", "libstandin_cann.so").exists()
+    return Path(os.environ.get("ASCEND_HOME_PATH", ""), "lib64", STAND_IN_LIBRARY).exists()
 
 
 def set_context(original: Callable[..., Any]) -> Callable[..., Any]:
