@@ -99,3 +99,35 @@ def test_a_flag_that_is_not_modelled_costs_no_rank(tmp_path: Path) -> None:
     with pytest.raises(DryRunError, match="--swap-attention"):
         run(tmp_path, 0, "--swap-attention")
     assert not (tmp_path / "record" / "ranks").exists()
+
+
+# Hides every installed distribution that the `engine` extra does not bring along.
+_ENGINE_ONLY = """
+import importlib.metadata as metadata, re, sys
+def name(text): return re.sub("[-_.]+", "-", re.match("[A-Za-z0-9._-]+", text)[0]).lower()
+installed = {name(d.metadata["Name"]): d for d in metadata.distributions()}
+wanted, todo = set(), [name(r) for r in metadata.requires("mindspeed-dryrun") if "extra" not in r or "engine" in r.partition("extra")[2]]
+while todo:
+    one = todo.pop()
+    if one not in wanted and one in installed:
+        wanted.add(one)
+        todo += [name(r) for r in installed[one].requires or () if "extra" not in r]
+wanted |= {"mindspeed-dryrun", "msadapter", "megatron-core"}
+homes = {}
+for module, names in metadata.packages_distributions().items():
+    homes[module] = {name(n) for n in names}
+class Hide:
+    def find_spec(self, fullname, path=None, target=None):
+        owners = homes.get(fullname.partition(".")[0])
+        if owners and not owners & wanted:
+            raise ModuleNotFoundError(f"No module named {fullname!r}: not of the engine extra", name=fullname)
+sys.meta_path.insert(0, Hide())
+"""
+
+
+@pytest.mark.parametrize("more", ["", "--use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather"])
+def test_a_rank_needs_nothing_but_the_engine_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: str) -> None:
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text(_ENGINE_ONLY)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
+    assert run(tmp_path, 0, f"{SMALL} {more}", 8).status == "ok"
