@@ -19,7 +19,6 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from mindspeed_dryrun.errors import DryRunError
-from mindspeed_dryrun.launch.executors import Interrupted
 from mindspeed_dryrun.launch.run import LaunchOptions, dry_run_job, read_job
 from mindspeed_dryrun.record.model import Report
 
@@ -56,12 +55,8 @@ def row_of(script: Path, folder: Path, options: LaunchOptions, records: Path) ->
         layout = _layout(job.parallel, job.world_size)
         try:
             report = dry_run_job(job, records / name.removesuffix(".sh").replace("/", "_"), options)
-        except Interrupted:
-            raise
         except DryRunError as error:
             return Row(name, layout, result=f"not run: {error}")
-    except Interrupted:
-        raise
     except DryRunError as error:
         return Row(name, result=f"not run: {error}")
     return _row(name, layout, report, time.monotonic() - start)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from mindspeed_dryrun import __version__
 from mindspeed_dryrun.errors import DryRunError
@@ -55,12 +55,18 @@ def main(argv: Sequence[str] | None = None) -> int:
             verbs.add_parser(verb, help=summary, add_help=False)
     args = parser.parse_args(words, argparse.Namespace(after_dashes=after_dashes))
     try:
-        return int(args.run(args))
+        return status_of(lambda: int(args.run(args)))
+    except BrokenPipeError:
+        return 0
+
+
+def status_of(run: Callable[[], int]) -> int:
+    """What a person can cause or ask for ends in a sentence and an exit status, not in a traceback."""
+    try:
+        return run()
     except DryRunError as error:
         print(f"mindspeed-dryrun: {error}", file=sys.stderr)
         return error.exit_status
-    except BrokenPipeError:
-        return 0
-    except KeyboardInterrupt:
-        print("mindspeed-dryrun: interrupted", file=sys.stderr)
-        return 130
+    except KeyboardInterrupt as stop:
+        print(f"mindspeed-dryrun: {stop if str(stop) else 'interrupted'}", file=sys.stderr)
+        return int(getattr(stop, "exit_status", 130))

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mindspeed_dryrun.errors import DryRunError
-from mindspeed_dryrun.launch.executors import Interrupted
 from mindspeed_dryrun.launch.job import Job, understand
 from mindspeed_dryrun.launch.msrun_call import MsrunCall
 from mindspeed_dryrun.record.model import Report
@@ -106,8 +105,6 @@ class DryRuns:
         try:
             job = job_of(self.call, self.script, strategy, self.cards_per_node)
             report, folder = dry_run_beside(job, self.folder / file_name(strategy.name), self.options)
-        except Interrupted:
-            raise
         except DryRunError as error:
             return Measurement((), error=str(error))
         seconds = sum(rank.seconds or 0.0 for rank in report.ranks)

@@ -17,7 +17,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from mindspeed_dryrun.errors import DryRunError
-from mindspeed_dryrun.launch.executors import Interrupted
 from mindspeed_dryrun.strategy.bound import lower_bound_mb
 from mindspeed_dryrun.strategy.hardware import Hardware
 from mindspeed_dryrun.strategy.measure import Measure, Measurement
@@ -128,7 +127,7 @@ class Search:
         try:
             self._learn()
             self._verify()
-        except (KeyboardInterrupt, Interrupted):
+        except KeyboardInterrupt:
             self.result.interrupted = True
         except DryRunError as error:
             if not self.result.winners:

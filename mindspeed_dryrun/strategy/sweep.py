@@ -247,7 +247,7 @@ class Sweep:
                     self.on_row(done, waiting[future])
                     done += 1
                     self.save()
-            except (KeyboardInterrupt, Interrupted):
+            except KeyboardInterrupt:
                 self.interrupted = True
                 self.stop.set()
                 pool.shutdown(cancel_futures=True)
@@ -270,8 +270,6 @@ class Sweep:
             row.report = self.dry_run(job, self.folder / "variants" / file_name(row.variant.name))
             first = next((rank.error for rank in row.report.ranks if rank.error), None)
             row.error = first if row.status in ("failed", "timeout") else None
-        except Interrupted:
-            raise
         except DryRunError as error:
             row.error = str(error)
         finally:

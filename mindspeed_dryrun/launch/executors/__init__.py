@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from mindspeed_dryrun.errors import DryRunError, UsageError
+from mindspeed_dryrun.errors import UsageError
 from mindspeed_dryrun.record.model import RankReport
 
 if TYPE_CHECKING:
@@ -58,8 +58,11 @@ class Executor(Protocol):
     def run(self, tasks: Sequence[RankTask], record: Path, on_event: Callable[[Event], None]) -> None: ...
 
 
-class Interrupted(DryRunError):
-    """The user or the system ended the run. The record is whole; the same launch continues it."""
+class Interrupted(KeyboardInterrupt):
+    """The user or the system ended the run. The record is whole; the same launch continues it.
+
+    No `DryRunError`: whoever goes on after a failed run must not go on after this.
+    """
 
     def __init__(self, number: int) -> None:
         super().__init__(
