@@ -1,8 +1,10 @@
-"""MindSpore's `memory_block.csv`, replayed: the peak, the blocks alive at it, and the curve of its iteration.
+"""MindSpore's `memory_block.csv`, followed: the peak, the blocks alive at it, and the curve of its iteration.
 
-One pass, in memory that grows with the blocks alive at once and not with the file: rows come in the order of
-allocation, so a heap of the ends is enough. The long column (`python_stack`) is hashed, not parsed: a training
-program has few different stacks. The rows of the peak are read again at the end, by offset.
+`memory_rows` reads the file in parts; one pass goes over their columns, in memory that grows with the blocks alive at
+once and not with the file. Each row says how much the engine counted as used after it: the largest is the peak. The
+blocks alive then must add up to it, and those at the end of every part to what is said there. Where they do not (a file
+that was cut, or that other software wrote), a second pass adds them up row by row. The rows of the peak are read again
+at the end, by offset.
 """
 
 from __future__ import annotations
@@ -11,21 +13,24 @@ import contextlib
 import dataclasses
 import heapq
 import tempfile
-from collections.abc import Iterator
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import le, sub
 from pathlib import Path
 from typing import BinaryIO
 
 from mindspeed_dryrun.errors import UsageError
 from mindspeed_dryrun.record.call_stack import CallStack, movement, read_stack
+from mindspeed_dryrun.record.memory_rows import Layout, Rows, read_rows
 
 NEVER = 2**63 - 1
 _NEEDED = ("start_time_stamp", "end_time_stamp", "size", "type", "node_name", "python_stack")
 # Bounds of what one pass remembers; real programs stay far below them.
 _MOST_STACKS = 20_000
 _MOST_POINTS = 1_200
-_BITS = 40  # of a block's number
 _MOST_SEGMENTS = 10_000
+_MOST_UNDRAWN = 30_000
 
 
 @dataclass(eq=False)
@@ -37,7 +42,7 @@ class Segment:
     microbatch: int | None  # from 1, of the iteration
     start: int
     end: int = 0
-    peak_bytes: int = 0
+    peak_bytes: int = 0  # told for the segments of the peak's iteration
 
 
 @dataclass(frozen=True)
@@ -93,9 +98,13 @@ def replay(path: Path) -> Replay:
 
 
 def _replay(path: Path) -> Replay:
-    with path.open("rb", buffering=2**20) as file:
-        reader = _Reader(_columns(file.readline(), path))
-        reader.read(file)
+    with path.open("rb") as file:
+        columns = _columns(file.readline(), path)
+        first = file.tell()
+        try:
+            reader = _follow(path, columns, first, None if columns.layout.used >= 0 else _Sum())
+        except _OtherSumError:
+            reader = _follow(path, columns, first, _Sum())
         if reader.peak_segment is None or reader.iteration is None:
             raise UsageError(f"{path} holds no block: was the memory tracker on while the program ran?")
         blocks = tuple(reader.live_blocks(file))
@@ -113,8 +122,21 @@ def _replay(path: Path) -> Replay:
     )
 
 
+def _follow(path: Path, columns: _Columns, first: int, adding: _Sum | None) -> _Reader:
+    reader = _Reader(columns, adding)
+    with contextlib.closing(read_rows(path, columns.layout, first)) as parts:
+        for rows in parts:
+            reader.take(rows)
+    reader.finish()
+    return reader
+
+
 class _OutOfOrderError(Exception):
     """A block starts before the one above it."""
+
+
+class _OtherSumError(Exception):
+    """The engine's count is not the sum of the blocks."""
 
 
 def _sorted_copy(path: Path, target: Path) -> Path:
@@ -141,6 +163,18 @@ class _Columns:
     before_stack: int  # number of columns before python_stack
     after_stack: int  # number of commas after it
 
+    @property
+    def layout(self) -> Layout:
+        at = self.at
+        return Layout(
+            start=at["start_time_stamp"],
+            end=at["end_time_stamp"],
+            size=at["size"],
+            used=at.get("actual_used_memory", -1),
+            peak=at.get("actual_peak_memory", -1),
+            stack=self.before_stack,
+        )
+
 
 def _columns(header: bytes, path: Path) -> _Columns:
     names = [name.strip() for name in header.decode("utf-8-sig", errors="replace").rstrip("\r\n").split(",")]
@@ -156,10 +190,31 @@ def _columns(header: bytes, path: Path) -> _Columns:
 _Entry = tuple[int, int, int, int, int, Segment, "int | None"]  # end, sequence, size, start, offset, segment, layer
 
 
+class _Sum:
+    """Used memory added up from the blocks themselves."""
+
+    def __init__(self) -> None:
+        self._ending: list[tuple[int, int]] = []  # a heap of ends with their sizes
+        self._now = 0
+
+    def after(self, starts: Sequence[int], ends: Sequence[int], sizes: Sequence[int]) -> list[int]:
+        """Bytes in use after each of these rows, which come after those of the last call."""
+        ending, now, found = self._ending, self._now, []
+        for start, end, size in zip(starts, ends, sizes, strict=True):
+            while ending and ending[0][0] <= start:
+                now -= heapq.heappop(ending)[1]
+            now += size
+            if end < NEVER:
+                heapq.heappush(ending, (end, size))
+            found.append(now)
+        self._now = now
+        return found
+
+
 class _Reader:
     """The state of one pass."""
 
-    def __init__(self, columns: _Columns) -> None:
+    def __init__(self, columns: _Columns, adding: _Sum | None) -> None:
         self.columns = columns
         self.rows = self.damaged = 0
         self.peak = self.peak_time = 0
@@ -167,133 +222,101 @@ class _Reader:
         self.iteration: Iteration | None = None
         self.counted_used: int | None = None
         self.counted_peak: int | None = None
-        self._alive: dict[int, _Entry] = {}
-        self._staying: list[_Entry] = []
-        # Blocks of the peak that were freed after it: with those still alive they are the peak's blocks.
-        self._freed_since_peak: list[_Entry] = []
+        self._adding = adding
+        self._kept: list[_Entry] = []  # alive now, or at the peak so far
         self._peak_sequence = -1
+        self._last_start = -1
+        self._program = _Program()
+        self._stack = dataclasses.replace(read_stack(b""), phase="build")
+        self._stacks: dict[bytes, CallStack] = {}
+        self._moves: dict[tuple[CallStack, CallStack], str | None] = {}
 
-    def read(self, file: BinaryIO) -> None:
-        """The pass. One loop on purpose: a call per row would cost as much as the row."""
-        at = self.columns.at
-        i_start, i_end, i_size = at["start_time_stamp"], at["end_time_stamp"], at["size"]
-        i_used, i_actual = at.get("actual_used_memory", i_size), at.get("actual_peak_memory", i_size)
-        counts = "actual_used_memory" in at and "actual_peak_memory" in at
-        head = max(i_start, i_end, i_size, i_used, i_actual) + 1
-        i_stack = self.columns.before_stack
-        stacks: dict[bytes, CallStack] = {}
-        # Programs repeat themselves: after a stack comes the same again, or the one that came last time. Their text is
-        # compared in place, at the end of the line; only where it differs is the column cut out and looked up.
-        follower: dict[CallStack, tuple[bytes, CallStack, str]] = {}
-        moves: dict[tuple[CallStack, CallStack], str] = {}
-        guess: tuple[bytes, CallStack, str] | None = None
-        text = b"\0"
-        ending: list[int] = []  # a heap
-        alive, staying, push, pop = self._alive, self._staying, heapq.heappush, heapq.heappop
-        freed_since_peak = self._freed_since_peak
-        program = _Program()
-        segment, layer = program.segment, program.layer
-        stack = read_stack(b"")
-        used = peak = sequence = start = counted_used = counted_peak = 0
-        last_actual = b""
-        point_time = point_low = point_high = point_rows = 0
-        last_start = peak_sequence = -1
-        offset = file.tell()
-        for line in file:
-            row = line.split(b",", head)
-            here, offset = offset, offset + len(line)
-            try:
-                start, end, size, engine_used = int(row[i_start]), int(row[i_end]), int(row[i_size]), int(row[i_used])
-                if line.endswith(text):
-                    changed = False
-                else:
-                    changed = True
-                    if guess is not None and line.endswith(guess[0]):
-                        text, stack, move = guess
-                    else:
-                        tail = line.split(b",", i_stack)[i_stack]
-                        before, known = stack, stacks.get(tail)
-                        if known is None:
-                            if len(stacks) >= _MOST_STACKS:
-                                stacks.clear()
-                                follower.clear()
-                                moves.clear()
-                            known = stacks[tail] = read_stack(tail)
-                        text, stack = b"," + tail, known
-                        if (before, stack) not in moves:
-                            moves[before, stack] = movement(before, stack)
-                        move = moves[before, stack]
-                        follower[before] = (text, stack, move)
-                    guess = follower.get(stack)
-            except (ValueError, IndexError):
-                self.damaged += bool(line.strip())
-                continue
-            if start < last_start:
-                raise _OutOfOrderError
-            last_start = start
-            # An end and its block's number in one integer: a heap of integers is three times as fast as one of tuples.
-            while ending and ending[0] >> _BITS <= start:
-                key = pop(ending)
-                gone = alive.pop(key)
-                used -= gone[2]
-                if gone[1] <= peak_sequence:
-                    freed_since_peak.append(gone)
-            if changed:
-                if move == "layer" and stack.phase == program.phase:
-                    program.layer = (program.layer or 0) + 1
-                elif move or stack.phase != program.phase:
-                    if point_rows:
-                        program.point(point_time, point_low, point_high, point_rows)
-                        point_rows = 0
-                    self._keep(program.move(stack, move, start))
-                    segment = program.segment
-                layer = program.layer if stack.in_layer else None
-            if not point_rows:
-                point_time, point_low, point_high = start, used, 0
-            elif used < point_low:
-                point_low = used
-            used += size
-            if used > point_high:
-                point_high = used
-            point_rows += 1
-            if point_rows >= program.rows_a_point:
-                program.point(point_time, point_low, point_high, point_rows)
-                point_rows = 0
-            if end >= NEVER:
-                staying.append((end, sequence, size, start, here, segment, layer))
-            else:
-                key = end << _BITS | sequence
-                push(ending, key)
-                alive[key] = (end, sequence, size, start, here, segment, layer)
-            if used > peak:
-                peak, peak_sequence = used, sequence
-                self.peak_time, self.peak_segment = start, segment
-                freed_since_peak.clear()
-            if engine_used > counted_used:
-                counted_used = engine_used
-            if row[i_actual] != last_actual:
-                last_actual = row[i_actual]
-                if last_actual.isdigit():
-                    counted_peak = max(counted_peak, int(last_actual))
-            sequence += 1
-        self.rows, self.peak, self._peak_sequence = sequence, peak, peak_sequence
-        if point_rows:
-            program.point(point_time, point_low, point_high, point_rows)
-        self._keep(program.finish(start + 1))
-        if counts and sequence:
-            self.counted_used, self.counted_peak = counted_used, counted_peak
+    def take(self, part: Rows) -> None:
+        """The next rows of the file."""
+        self.damaged += part.damaged
+        if not part.starts:
+            return
+        starts, ends, sizes, used = part.starts.tolist(), part.ends.tolist(), part.sizes.tolist(), part.used.tolist()
+        if starts[0] < self._last_start or starts != sorted(starts):
+            raise _OutOfOrderError
+        self._last_start = starts[-1]
+        if any(map(le, ends, starts)):  # a block is alive at least when it is made
+            ends = [max(end, start + 1) for start, end in zip(starts, ends, strict=True)]
+        if used and self.columns.layout.peak >= 0:
+            self.counted_used = max(max(used), self.counted_used or 0)
+            self.counted_peak = max(part.highest_peak, self.counted_peak or 0)
+        if self._adding:
+            used = self._adding.after(starts, ends, sizes)
+        highest, until, peak_row = max(used), self._last_start, -1
+        if highest > self.peak:
+            peak_row = used.index(highest)
+            self.peak, self.peak_time, self._peak_sequence = highest, starts[peak_row], self.rows + peak_row
+            until = self.peak_time
+        program = self._program
+        program.go_on(starts, list(map(sub, used, sizes)), used)
+        first_rows, places = [0], [(program.segment, program.layer)]
+        for row, move, stack in self._moves_of(part):
+            if first_rows[-1] <= peak_row < row:
+                self.peak_segment = program.segment
+            self._keep(program.enter(stack, move, row))
+            first_rows.append(row)
+            places.append((program.segment, program.layer))
+        if first_rows[-1] <= peak_row:
+            self.peak_segment = program.segment
+        program.pause(len(starts))
+        self._kept += [
+            (end, self.rows + row, sizes[row], starts[row], part.offsets[row], *places[bisect_right(first_rows, row) - 1])
+            for row, end in enumerate(ends)
+            if end > until
+        ]
+        self.rows += len(starts)
+        self._forget(used[-1])
+
+    def finish(self) -> None:
+        """After the last part."""
+        self._keep(self._program.finish(self._last_start + 1))
+        if not self._adding and sum(entry[2] for entry in self._at_the_peak()) != self.peak:
+            raise _OtherSumError
+
+    def _moves_of(self, part: Rows) -> Iterator[tuple[int, str, CallStack]]:
+        """Rows at which the program moved on to another layer or phase, or left its layers."""
+        if len(self._stacks) + len(part.texts) > _MOST_STACKS:
+            self._stacks.clear()
+            self._moves.clear()
+        for text in part.texts:
+            if text not in self._stacks:
+                self._stacks[text] = read_stack(text)
+        stacks = [self._stacks[text] for text in part.texts]
+        moves, before = self._moves, self._stack
+        for row, number in zip(part.changes, part.stacks, strict=True):
+            after = stacks[number]
+            if (before, after) not in moves:
+                move = movement(before, after)
+                stays = not move and before.phase == after.phase and before.in_layer == after.in_layer
+                moves[before, after] = None if stays else move
+            found = moves[before, after]
+            before = after
+            if found is not None:
+                yield row, found, after
+        self._stack = before
+
+    def _forget(self, used: int) -> None:
+        """Drops what is neither alive now nor at the peak."""
+        now, peak, peak_time = self._last_start, self._peak_sequence, self.peak_time
+        self._kept = [
+            entry for entry in self._kept if entry[0] > now or (entry[1] <= peak and entry[0] > peak_time)
+        ]
+        if not self._adding and sum(entry[2] for entry in self._kept if entry[0] > now) != used:
+            raise _OtherSumError
+
+    def _at_the_peak(self) -> Iterator[_Entry]:
+        return (entry for entry in self._kept if entry[1] <= self._peak_sequence and entry[0] > self.peak_time)
 
     def live_blocks(self, file: BinaryIO) -> Iterator[Block]:
         """The rows alive at the peak, read again one by one."""
         at, i_stack = self.columns.at, self.columns.before_stack
-        alive = [
-            entry
-            for group in (self._staying, self._alive.values(), self._freed_since_peak)
-            for entry in group
-            if entry[1] <= self._peak_sequence
-        ]
         stacks: dict[bytes, CallStack] = {}
-        for end, _, size, start, offset, segment, layer in sorted(alive, key=lambda entry: entry[1]):
+        for end, _, size, start, offset, segment, layer in self._at_the_peak():
             file.seek(offset)
             row = file.readline().rstrip(b"\r\n").split(b",", i_stack)
             tail = row[i_stack].rsplit(b",", self.columns.after_stack)[0]
@@ -311,43 +334,61 @@ class _Reader:
                 layer=layer,
             )
 
-    def _keep(self, iteration: Iteration | None) -> None:
-        if iteration and self.peak_segment and self.peak_segment.iteration == iteration.number:
-            self.iteration = iteration
+    def _keep(self, ended: _Curve | None) -> None:
+        if ended and self.peak_segment and self.peak_segment.iteration == ended.iteration.number:
+            self.iteration = ended.draw()
 
 
 class _Program:
-    """Where the program is: iteration, microbatch, layer; and the curve of the iteration so far."""
+    """Where the program is: iteration, microbatch, layer; and what is needed for the curve of the iteration so far."""
 
     def __init__(self) -> None:
-        self.phase = "build"
-        self.layer: int | None = None
+        self.layer: int | None = None  # None outside of layers
         self.segment = Segment("build", 0, None, 0)
+        self._phase = "build"
+        self._last_layer: int | None = None
         self._iteration = Iteration(0, segments=[self.segment])
         self._forwards = self._backwards = 0
         self._stepped = False
-        self.rows_a_point = 1  # of the file, in this iteration
+        self._curve = _Curve(self._iteration)
+        self._columns: tuple[list[int], list[int], list[int]] = [], [], []
+        self._begin = 0
 
-    def move(self, stack: CallStack, move: str, now: int) -> Iteration | None:
-        """Enters a phase or a microbatch. Returns the iteration that ended with it, if one did."""
-        phase = stack.phase
-        if phase == self.phase and phase != "forward":
-            return None
+    def go_on(self, starts: list[int], lows: list[int], highs: list[int]) -> None:
+        """The next rows: when, and what was used before and after."""
+        self._columns, self._begin = (starts, lows, highs), 0
+
+    def pause(self, row: int) -> None:
+        """All rows have been gone through."""
+        self._curve.add(self.segment, self._columns, self._begin, row)
+
+    def enter(self, stack: CallStack, move: str, row: int) -> _Curve | None:
+        """Goes on to where `stack` is. Returns the curve of the iteration that ended with it, if one did."""
         ended = None
+        if move == "layer" and stack.phase == self._phase:
+            self._last_layer = (self._last_layer or 0) + 1
+        elif (move or stack.phase != self._phase) and not stack.phase == self._phase != "forward":
+            ended = self._enter_phase(stack, row)
+        self.layer = self._last_layer if stack.in_layer else None
+        return ended
+
+    def _enter_phase(self, stack: CallStack, row: int) -> _Curve | None:
+        phase, now, ended = stack.phase, self._columns[0][row], None
+        self._curve.add(self.segment, self._columns, self._begin, row)
+        self._begin = row
         if phase in ("forward", "backward", "recompute") and (self._stepped or self._iteration.number == 0):
             ended = self.finish(now)
-            self._iteration = Iteration(ended.number + 1)
+            self._iteration = Iteration(self._iteration.number + 1)
+            self._curve = _Curve(self._iteration)
             self._stepped = False
             self._forwards = self._backwards = 0
-            # Iterations are alike: the next one starts as coarse as this one ended.
-            self.rows_a_point = self.rows_a_point if 2 * len(ended.points) >= _MOST_POINTS else 1
         microbatch = None
         if phase == "forward":
             self._forwards += 1
             microbatch = self._forwards
         elif phase in ("backward", "recompute"):
             # A backward that recomputes its layers goes to and fro between the two phases.
-            self._backwards += self.phase not in ("backward", "recompute")
+            self._backwards += self._phase not in ("backward", "recompute")
             microbatch = self._backwards
         elif phase == "step":
             self._stepped = True
@@ -355,26 +396,53 @@ class _Program:
         self.segment = Segment(phase, self._iteration.number, microbatch, now)
         if len(self._iteration.segments) < _MOST_SEGMENTS:
             self._iteration.segments.append(self.segment)
-        self.phase = phase
-        self.layer = 1 if stack.in_layer else None
+        self._phase = phase
+        self._last_layer = 1 if stack.in_layer else None
         return ended
 
-    def point(self, time: int, low: int, high: int, rows: int) -> None:
+    def finish(self, now: int) -> _Curve:
+        """The iteration so far, closed."""
+        self.segment.end = now
+        return self._curve
+
+
+class _Curve:
+    """The curve of an iteration. Most iterations do not hold the peak, so it is drawn when it is asked for."""
+
+    def __init__(self, iteration: Iteration) -> None:
+        self.iteration = iteration
+        self._rows: list[tuple[Segment, tuple[list[int], list[int], list[int]], int, int]] = []
+        self._number = 0
+        self._rows_a_point = 1
+
+    def add(self, segment: Segment, columns: tuple[list[int], list[int], list[int]], begin: int, end: int) -> None:
+        """Rows of a segment."""
+        self._rows.append((segment, columns, begin, end))
+        self._number += end - begin
+        if self._number > _MOST_UNDRAWN:
+            self.draw()
+
+    def draw(self) -> Iteration:
+        """The iteration with the points of all rows so far."""
+        for segment, (starts, lows, highs), begin, end in self._rows:
+            while begin < end:
+                stop = min(end, begin + self._rows_a_point)
+                self._point(segment, starts[begin], min(lows[begin:stop]), max(highs[begin:stop]), stop - begin)
+                begin = stop
+        self._rows.clear()
+        self._number = 0
+        return self.iteration
+
+    def _point(self, segment: Segment, time: int, low: int, high: int, rows: int) -> None:
         """A point of the curve; neighbours are merged when there are too many, lows and highs kept."""
-        if high > self.segment.peak_bytes:
-            self.segment.peak_bytes = high
-        points = self._iteration.points
-        if points and rows < self.rows_a_point and len(points) * 2 > _MOST_POINTS:
-            # A short stretch at the end of a layer or phase: part of the point before it.
+        segment.peak_bytes = max(segment.peak_bytes, high)
+        points = self.iteration.points
+        if points and rows < self._rows_a_point and len(points) * 2 > _MOST_POINTS:
+            # A short stretch at the end of a phase: part of the point before it.
             points[-1] = (points[-1][0], min(low, points[-1][1]), max(high, points[-1][2]))
             return
         points.append((time, low, high))
         if len(points) >= _MOST_POINTS:
             pairs = zip(points[::2], points[1::2], strict=True)
             points[:] = [(one[0], min(one[1], two[1]), max(one[2], two[2])) for one, two in pairs]
-            self.rows_a_point *= 2
-
-    def finish(self, now: int) -> Iteration:
-        """The iteration so far, closed."""
-        self.segment.end = now
-        return self._iteration
+            self._rows_a_point *= 2

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import re
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from mindspeed_dryrun.errors import UsageError
+from mindspeed_dryrun.record import memory_rows
 from mindspeed_dryrun.record.call_stack import movement, read_stack
 from mindspeed_dryrun.record.memory_block import replay
 from mindspeed_dryrun.record.tracker_graph import Shape, read_shapes
@@ -164,10 +167,11 @@ def test_a_missing_end_of_columns_is_read_too(tmp_path):
     assert explain(path).peak_bytes == program.peak()[0]
 
 
-def test_host_memory_does_not_grow_with_the_file(tmp_path):
+def test_host_memory_does_not_grow_with_the_file(tmp_path, monkeypatch):
     """Twenty times the rows, the same live blocks: the pass must not keep rows."""
     import tracemalloc
 
+    monkeypatch.setattr(memory_rows, "_PART", 2**17)
     program = Program(layers=6, microbatches=8).run()
     used = []
     for repeat in (0, 40):
@@ -178,6 +182,70 @@ def test_host_memory_does_not_grow_with_the_file(tmp_path):
         tracemalloc.stop()
         assert found.peak_bytes == program.peak()[0]
     assert used[1] < 1.3 * used[0] + 200_000
+
+
+@pytest.fixture
+def many_parts(monkeypatch):
+    monkeypatch.setattr(memory_rows, "_PART", 2**14)
+
+
+def test_parts_and_processes_do_not_show(tmp_path, monkeypatch):
+    program = Program(layers=4, microbatches=12, in_flight=3).run(iterations=3)
+    path = program.write(tmp_path / "memory_block.csv")
+
+    def told():
+        found = replay(path)
+        blocks = [(block.start, block.size, block.layer, block.segment.start, block.stack.frames) for block in found.blocks]
+        return found.rows, found.peak_bytes, found.peak_time, found.counted_peak_bytes, blocks, found.iteration
+
+    whole = repr(told())
+    monkeypatch.setattr(memory_rows, "_PART", 5_001)  # borders fall anywhere in a row
+    assert repr(told()) == whole
+    monkeypatch.setattr(memory_rows, "_LARGE", 0)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2})
+    assert repr(told()) == whole
+
+
+def test_reading_that_stops_early_leaves_no_process(tmp_path, many_parts):
+    program = Program().run(iterations=9)
+    path = program.write(tmp_path / "memory_block.csv")
+    columns = HEADER.split(",")
+    names = ("start_time_stamp", "end_time_stamp", "size", "actual_used_memory", "actual_peak_memory", "python_stack")
+    layout = memory_rows.Layout(*map(columns.index, names))
+    parts = memory_rows.read_rows(path, layout, len(HEADER), processes=3)
+    assert len(next(parts).starts) > 10
+    children = psutil.Process().children()
+    assert len(children) == 3
+    parts.close()
+    assert not any(child.is_running() for child in children)
+
+
+@pytest.mark.parametrize("lines_off", [1, 40, 120])
+def test_a_file_without_its_beginning_is_added_up_instead(tmp_path, many_parts, lines_off):
+    """The engine's count then holds blocks that are not in the file: the sum of those that are is what can be told."""
+    program = Program(layers=4, microbatches=6, in_flight=2).run()
+    header, *rows = [HEADER, *program.lines()]
+    path = tmp_path / "memory_block.csv"
+    path.write_text("".join([header, *rows[lines_off:]]))
+    found = replay(path)
+    events = []
+    for row in rows[lines_off:]:
+        start, end, size = (int(row.split(",")[column]) for column in (0, 1, 5))
+        events += [(start, 1, size), (end, 0, -size)]
+    used = most = 0
+    for _, _, size in sorted(events):
+        used += size
+        most = max(most, used)
+    assert found.peak_bytes == most == sum(block.size for block in found.blocks)
+    assert found.counted_used_bytes == program.peak()[0] > most
+
+
+def test_a_file_without_the_engines_count(tmp_path):
+    program = Program().run()
+    path = tmp_path / "memory_block.csv"
+    path.write_text("".join([HEADER, *program.lines()]).replace("actual_used_memory", "x").replace("actual_peak_", "y"))
+    found = replay(path)
+    assert found.peak_bytes == program.peak()[0] and found.counted_used_bytes is None
 
 
 def test_movement_between_stacks():
