@@ -290,11 +290,10 @@ class _Reader:
         moves, before = self._moves, self._stack
         for row, number in zip(part.changes, part.stacks, strict=True):
             after = stacks[number]
-            if (before, after) not in moves:
-                move = movement(before, after)
-                stays = not move and before.phase == after.phase and before.in_layer == after.in_layer
-                moves[before, after] = None if stays else move
-            found = moves[before, after]
+            try:
+                found = moves[before, after]
+            except KeyError:
+                found = moves[before, after] = _move_between(before, after)
             before = after
             if found is not None:
                 yield row, found, after
@@ -337,6 +336,13 @@ class _Reader:
     def _keep(self, ended: _Curve | None) -> None:
         if ended and self.peak_segment and self.peak_segment.iteration == ended.iteration.number:
             self.iteration = ended.draw()
+
+
+def _move_between(before: CallStack, after: CallStack) -> str | None:
+    """'layer', 'microbatch' or '' where there is something to note; else None."""
+    move = movement(before, after)
+    stays = not move and before.phase == after.phase and before.in_layer == after.in_layer
+    return None if stays else move
 
 
 class _Program:

@@ -123,8 +123,8 @@ def _numbers(lines: Sequence[bytes], layout: Layout) -> tuple[list[array[int]], 
     """Starts, ends, sizes, used; and the highest peak with fragments, which seldom changes."""
     if not lines:
         return [array("q") for _ in layout[:4]], 0
-    cells = [line.split(b",", max(layout[:-1]) + 1) for line in lines]
-    columns = list(zip(*cells, strict=True))
+    last = max(layout[:-1]) + 1
+    columns = list(zip(*[line.split(b",", last) for line in lines], strict=True))
     numbers = [array("q", list(map(int, columns[index]))) for index in layout[:4] if index >= 0]
     if layout.used < 0:
         numbers.append(array("q"))

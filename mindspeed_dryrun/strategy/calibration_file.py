@@ -8,7 +8,8 @@ from mindspeed_dryrun.errors import UsageError
 from mindspeed_dryrun.strategy.calibration import Row, read_log
 from mindspeed_dryrun.strategy.shape import read_shape
 from mindspeed_dryrun.strategy.strategy import read_strategy
-from mindspeed_dryrun.strategy.sweep import Variant, job_of
+from mindspeed_dryrun.strategy.sweep import Variant, job_of, read_release
+from mindspeed_dryrun.strategy.time_model import logged_flops
 from mindspeed_dryrun.strategy.yaml_file import Section, read_yaml
 
 _MEASURED = ("log", "iteration_ms", "tflops_per_card")
@@ -16,8 +17,9 @@ _MEASURED = ("log", "iteration_ms", "tflops_per_card")
 
 def read_rows(path: Path) -> list[Row]:
     """Every row with its time in seconds."""
-    section = Section(read_yaml(path), str(path), ("script", "set", "args", "rows"))
+    section = Section(read_yaml(path), str(path), ("script", "set", "args", "trainer_release", "rows"))
     script = path.parent / section.text("script")
+    release = read_release(section)
     items = section.data.get("rows")
     if not isinstance(items, list) or not items:
         raise UsageError(f"{path}: 'rows' must be a list of measured variants.")
@@ -36,6 +38,7 @@ def read_rows(path: Path) -> list[Row]:
         elif given[0] == "iteration_ms":
             seconds = one.number("iteration_ms") / 1000
         else:
-            seconds = shape.iteration_flops / (one.number("tflops_per_card") * 1e12 * job.world_size)
+            flops = logged_flops(shape, strategy, release)
+            seconds = flops / (one.number("tflops_per_card") * 1e12 * job.world_size)
         rows.append(Row(one.text("name", f"row {index}"), shape, strategy, seconds))
     return rows

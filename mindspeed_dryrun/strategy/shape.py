@@ -53,13 +53,13 @@ class ModelShape:
         """The embedding table, and as many again in an untied output layer."""
         return self.vocab * self.hidden
 
-    @property
-    def iteration_flops(self) -> float:
-        """Floating-point operations of one iteration as the trainer's throughput line counts them: three times the
-        forward pass, causal attention at half, neither recomputation nor no-op layers."""
-        per_token = 6.0 * self.layer_parameters + 6.0 * self.seq * self.heads * self.head_dim
+    def iteration_flops(self, noop_layers: int = 0, causal: bool = True) -> float:
+        """Floating-point operations of one iteration as Megatron counts them: three times the forward pass, causal
+        attention at half, no recomputation. Its older releases count attention in full, and no-op layers."""
+        attention = 6.0 * self.seq * self.heads * self.head_dim * (1 if causal else 2)
         tokens = float(self.global_batch) * self.seq
-        return tokens * (self.layers * per_token + 6.0 * self.vocabulary_parameters)
+        layers = (self.layers + noop_layers) * (6.0 * self.layer_parameters + attention)
+        return tokens * (layers + 6.0 * self.vocabulary_parameters)
 
 
 def value_of(args: Sequence[str], flag: str) -> str | None:

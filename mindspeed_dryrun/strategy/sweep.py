@@ -28,7 +28,7 @@ from mindspeed_dryrun.strategy.measure import file_name
 from mindspeed_dryrun.strategy.shape import read_shape
 from mindspeed_dryrun.strategy.strategy import read_strategy
 from mindspeed_dryrun.strategy.text import table
-from mindspeed_dryrun.strategy.time_model import Estimate, estimate
+from mindspeed_dryrun.strategy.time_model import NEWEST, Estimate, Release, estimate
 from mindspeed_dryrun.strategy.yaml_file import Section, read_yaml, scalar
 from mindspeed_dryrun.units import parse_size_mb
 
@@ -36,7 +36,7 @@ from mindspeed_dryrun.units import parse_size_mb
 # 1: first version (docs: DESIGN, "Fixed: the record").
 SCHEMA_VERSION = 1
 
-_KEYS = ("script", "set", "args", "env", "budget", "hardware", "variants", "product")
+_KEYS = ("script", "set", "args", "env", "budget", "hardware", "trainer_release", "variants", "product")
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,7 @@ class SweepFile:
     variants: tuple[Variant, ...]
     budget_mb: int | None = None
     hardware: Hardware | None = None
+    release: Release = NEWEST  # of the trainer whose throughput line the predicted one is compared with
 
 
 @dataclass
@@ -124,7 +125,17 @@ def read_sweep(path: Path) -> SweepFile:
         variants=tuple(variants),
         budget_mb=parse_size_mb(section.text("budget")) if section.has("budget") else None,
         hardware=read_hardware(path.parent / section.text("hardware")) if section.has("hardware") else None,
+        release=read_release(section),
     )
+
+
+def read_release(section: Section) -> Release:
+    """Under `trainer_release`, such as 2.1; the newest that is known if the file does not say."""
+    text = section.text("trainer_release", ".".join(map(str, NEWEST)))
+    major, _, minor = text.partition(".")
+    if not (major.isdigit() and minor.partition(".")[0].isdigit()):
+        raise UsageError(f"{section.where}: 'trainer_release' is '{text}'; give MindSpeed-LLM's release, such as 2.1.")
+    return int(major), int(minor.partition(".")[0])
 
 
 def _listed(section: Section) -> Iterator[Variant]:
@@ -198,13 +209,13 @@ def job_of(script: Path, variant: Variant) -> Job:
     return dataclasses.replace(job, env={**job.env, **variant.env})
 
 
-def predict(job: Job, hardware: Hardware | None) -> Estimate | None:
+def predict(job: Job, hardware: Hardware | None, release: Release = NEWEST) -> Estimate | None:
     """The time model's word on a job; None without hardware, or for a job that it does not model."""
     if hardware is None:
         return None
     try:
         shape = read_shape(job.args)
-        return estimate(shape, read_strategy(job.args, job.world_size, shape), hardware)
+        return estimate(shape, read_strategy(job.args, job.world_size, shape), hardware, release)
     except DryRunError:
         return None
 
@@ -266,7 +277,7 @@ class Sweep:
             raise Interrupted(signal.SIGINT)
         started = time.monotonic()
         try:
-            row.estimate = predict(job, self.plan.hardware)
+            row.estimate = predict(job, self.plan.hardware, self.plan.release)
             row.report = self.dry_run(job, self.folder / "variants" / file_name(row.variant.name))
             first = next((rank.error for rank in row.report.ranks if rank.error), None)
             row.error = first if row.status in ("failed", "timeout") else None
@@ -325,13 +336,19 @@ def to_text(plan: SweepFile, rows: Sequence[Row]) -> str:
     lines = [table(header, body)]
     lines += [f"{row.variant.name}: {row.error}" for row in rows if row.error]
     if any(row.estimate for row in rows) and plan.hardware:
-        lines.append(_time_note(plan.hardware))
+        lines.append(_time_note(plan.hardware, plan.release))
     return "\n".join(lines)
 
 
-def _time_note(hardware: Hardware) -> str:
+def _time_note(hardware: Hardware, release: Release) -> str:
     kind = f"calibrated, ±{100 * hardware.error:.0f}%" if hardware.error is not None else "not calibrated"
-    return f"Times are predicted for {hardware.name} ({kind}); memory is counted by the engine."
+    note = f"Times are predicted for {hardware.name} ({kind}); memory is counted by the engine."
+    if release < NEWEST:
+        note += (
+            f"\nTFLOP/s are as MindSpeed-LLM {release[0]}.{release[1]} logs them: no-op layers and all of the attention matrix "
+            "count.\nBetween variants with and without no-op layers compare the seconds."
+        )
+    return note
 
 
 def to_html(plan: SweepFile, rows: Sequence[Row]) -> str:
@@ -356,6 +373,8 @@ def to_html(plan: SweepFile, rows: Sequence[Row]) -> str:
     if problems:
         sections.append(("Problems", page.preformatted("\n".join(problems))))
     lead = f"{len(rows)} variants of {plan.script.name}. Dark: used; light: fragments on top."
+    if any(row.estimate for row in rows) and plan.hardware:
+        lead += " " + _time_note(plan.hardware, plan.release)
     return page.page(f"Sweep of {plan.script.name}", sections, lead)
 
 

@@ -38,6 +38,10 @@ _STEP_BYTES = 4 + 4 + 8 + 8 + 8 + 2 + 4
 # Traffic of the loss over fp32 logits, per logit and pass: cast, maximum, exponential, sum, division, gradient; bytes.
 _LOSS_BYTES = 4 * 10
 
+# A release of MindSpeed-LLM. Before 2.2 its throughput line counted no-op layers, and attention in full.
+Release = tuple[int, int]
+NEWEST: Release = (2, 2)
+
 
 @dataclass(frozen=True)
 class Estimate:
@@ -80,8 +84,9 @@ class _Pass:
         return _Pass(self.compute * factor, self.waiting * factor)
 
 
-def estimate(shape: ModelShape, strategy: Strategy, hardware: Hardware) -> Estimate:
-    """The time of one iteration with its error band: the fit's error when calibrated, else both ends of every figure."""
+def estimate(shape: ModelShape, strategy: Strategy, hardware: Hardware, release: Release = NEWEST) -> Estimate:
+    """The time of one iteration with its error band: the fit's error when calibrated, else both ends of every figure.
+    `release` is that of the trainer whose throughput line is meant."""
     seconds, compute, waiting, bubble, step = _iteration(shape, strategy, hardware)
     if hardware.error is not None:
         low, high = seconds / (1 + hardware.error), seconds * (1 + hardware.error)
@@ -97,8 +102,15 @@ def estimate(shape: ModelShape, strategy: Strategy, hardware: Hardware) -> Estim
         bubble_s=bubble,
         optimizer_s=step,
         tokens_per_s=shape.global_batch * shape.seq / seconds,
-        tflops_per_card=shape.iteration_flops / seconds / strategy.world / 1e12,
+        tflops_per_card=logged_flops(shape, strategy, release) / seconds / strategy.world / 1e12,
     )
+
+
+def logged_flops(shape: ModelShape, strategy: Strategy, release: Release) -> float:
+    """Operations of one iteration, as this release of MindSpeed-LLM counts them for its throughput line."""
+    if release >= NEWEST:
+        return shape.iteration_flops()
+    return shape.iteration_flops(len(strategy.noop_layers), causal=False)
 
 
 def iteration_seconds(shape: ModelShape, strategy: Strategy, hardware: Hardware) -> float:

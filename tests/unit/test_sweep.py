@@ -85,6 +85,8 @@ product:
         ("script: a.sh\nproduct: {args: --x}", "must map a label"),
         ("script: a.sh\nproduct: {tp: [1]}", "unknown key 'tp'"),
         ("script: a.sh\nbudget: huge\nvariants: [{name: a}]", "is not a size"),
+        ("script: a.sh\ntrainer_release: new\nvariants: [{name: a}]", "'new'; give MindSpeed-LLM's release, such as 2.1"),
+        ("script: a.sh\ntrainer_release: 2\nvariants: [{name: a}]", "'2'; give MindSpeed-LLM's release, such as 2.1"),
         ("script: [a\n", "is not YAML"),
         ("just text", "must be a mapping"),
     ],
@@ -105,6 +107,16 @@ def test_the_labs_file_is_the_labs_list() -> None:
     assert [sum(map(len, stage)) for stage in jobs["TP2PP4+VPP"].stage_layers] == [7, 6, 7, 8]
     assert jobs["TP2PP2+ring 16k"].seq_length == 16384
     assert read_sweep(EXAMPLES / "sweeps" / "product.yaml").variants
+
+
+def test_the_labs_file_predicts_the_labs_throughput_order(tmp_path: Path) -> None:
+    """Published: 119, 126, 126, 99. Recomputation slowest, TP2PP4 third, without calibration."""
+    sweep = Sweep(read_sweep(EXAMPLES / "sweeps" / "qwen25_7b_lab.yaml"), tmp_path, lambda *_: _report(1000))
+    rows = sweep.run()[:4]
+    by_throughput = sorted(rows, key=lambda row: row.estimate.tflops_per_card if row.estimate else 0)
+    assert [row.variant.name for row in by_throughput][:2] == ["TP4PP2+recompute", "TP2PP4"]
+    assert "as MindSpeed-LLM 2.1 logs them" in to_text(sweep.plan, rows)
+    assert "as MindSpeed-LLM 2.1 logs them" in (tmp_path / "sweep.html").read_text()
 
 
 def test_environment_reaches_script_and_ranks(tmp_path: Path) -> None:
