@@ -72,3 +72,35 @@ def test_the_qwen25_7b_example(tmp_path):
     layers = [part for part in rank["activations_by_layer"] if part["name"].isdigit()]
     assert len(layers) == 14 and len({part["bytes"] for part in layers[:13]}) == 1
     assert [part["name"] for part in rank["activations_by_microbatch"]] == ["1", "2"]
+
+
+# MindSpore's profiler writes the same file on every device; a CPU is what is everywhere.
+PROFILED = """
+import numpy
+import mindspore
+from mindspore import ops
+from mindspore.profiler import ProfilerActivity, profile, schedule, tensorboard_trace_handler
+
+mindspore.set_device("CPU")
+steps = schedule(wait=0, warmup=0, active=3, repeat=1, skip_first=0)
+with profile(activities=[ProfilerActivity.CPU], schedule=steps, on_trace_ready=tensorboard_trace_handler("prof")) as profiler:
+    for _ in range(3):
+        square = mindspore.Tensor(numpy.ones((64, 64), numpy.float32))
+        ops.relu(ops.matmul(square, square)).asnumpy()
+        profiler.step()
+"""
+
+
+def test_a_trace_that_mindspores_own_profiler_wrote(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", PROFILED], cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
+    )
+    (trace,) = tmp_path.rglob("trace_view.json")
+    assert done.returncode == 0, done.stderr
+    events = [event for event in json.loads(trace.read_text()) if event["ph"] == "X"]
+    said = run("explain", str(trace), cwd=tmp_path)
+    assert said.returncode == 0, said.stderr
+    total = sum(float(event["dur"]) for event in events) / 1000
+    assert f"{total:.3f} ms in total" in said.stdout
+    calls = {line.split()[0]: line.split()[1] for line in said.stdout.splitlines()[2:]}
+    assert calls == {"MatMul": "3", "ReLU": "3"}
