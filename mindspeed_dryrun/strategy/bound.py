@@ -49,8 +49,8 @@ def saved_mb(shape: ModelShape, strategy: Strategy, stage: int) -> float:
     inside = tokens * shape.ffn * (3.0 if shape.gated else 2.0) * 2.0 / strategy.tp
     total = 0.0
     held = strategy.in_flight(stage, strategy.microbatches(shape.global_batch))
-    for layers, microbatches in zip(strategy.stages[stage], held, strict=True):
-        again = strategy.recompute.of_chunk(layers)
+    recomputed = strategy.recompute.of_chunks(strategy.stages[stage])
+    for layers, microbatches, again in zip(strategy.stages[stage], held, recomputed, strict=True):
         whole = layers - again
         inputs = whole * layer_input + (layer_input / strategy.tp if again else 0.0)
         total += microbatches * (inputs + whole * inside)

@@ -135,8 +135,8 @@ def _features(shape: ModelShape, strategy: Strategy, stage: int) -> tuple[Featur
     kind = "selective" if strategy.recompute.kind == "selective" else "whole"
     held = strategy.in_flight(stage, strategy.microbatches(shape.global_batch))
     plain = again = passes = 0.0
-    for layers, microbatches in zip(strategy.stages[stage], held, strict=True):
-        recomputed = strategy.recompute.of_chunk(layers)
+    chunks = strategy.stages[stage]
+    for layers, microbatches, recomputed in zip(chunks, held, strategy.recompute.of_chunks(chunks), strict=True):
         plain += microbatches * (layers - recomputed)
         again += microbatches * recomputed
         passes += microbatches

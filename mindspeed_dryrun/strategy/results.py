@@ -187,7 +187,7 @@ def galvatron_fields(strategy: Strategy, shape: ModelShape) -> dict[str, Any]:
     recomputed = []
     for chunk in range(strategy.chunks):
         for stage in strategy.stages:
-            again = strategy.recompute.of_chunk(stage[chunk])
+            again = strategy.recompute.of_chunks(stage)[chunk]
             recomputed += [1] * again + [0] * (stage[chunk] - again)
     layers = strategy.layers
     return {

@@ -305,8 +305,8 @@ def _probes_of(shape: ModelShape, strategies: Sequence[Strategy]) -> dict[tuple[
 
 
 def _probe_keys(shape: ModelShape, strategy: Strategy) -> list[tuple[object, ...]]:
-    # A block of recomputed layers is made of recomputed ones and plain ones.
-    kinds = [strategy.recompute.kind] if strategy.recompute.kind != "block" else ["none", "full"]
+    # Some recomputed layers: made of recomputed ones and plain ones.
+    kinds = ["none", "full"] if strategy.recompute.kind in ("block", "stage") else [strategy.recompute.kind]
     chunks = strategy.chunks
     if chunks > 1 and strategy.microbatches(shape.global_batch) % 2:
         return []  # the interleaved schedule of two stages wants pairs

@@ -33,7 +33,7 @@ class Space:
     vpp: tuple[int, ...] = (1, 2)
     micro_batch: tuple[int, ...] = (1, 2)
     recompute: tuple[Recompute, ...] = (Recompute("none"), Recompute("selective"), Recompute("full", 1))
-    blocks: bool = True  # every number of layers, too
+    blocks: bool = True  # every number of layers of a chunk, or of a stage, too
     distributed_optimizer: tuple[bool, ...] = (False, True)
     sequence_parallel: tuple[bool, ...] = (True,)
     uneven: bool = True
@@ -83,15 +83,15 @@ def _recomputes(section: Section) -> tuple[tuple[Recompute, ...], bool]:
         words = str(item).split()
         if words == ["block"]:
             blocks = True
-        elif len(words) == 2 and words[0] == "block" and words[1].isdigit():
-            found.append(Recompute("block", whole(int(words[1]), f"{section.where}: 'recompute: block'")))
+        elif len(words) == 2 and words[0] in ("block", "stage") and words[1].isdigit():
+            found.append(Recompute(words[0], whole(int(words[1]), f"{section.where}: 'recompute: {words[0]}'")))
         elif words in (["none"], ["selective"]):
             found.append(Recompute(words[0]))
         elif words == ["full"]:
             found.append(Recompute("full", 1))
         else:
             raise UsageError(
-                f"{section.where}: recompute '{item}' is not none, selective, full, block or block N."
+                f"{section.where}: recompute '{item}' is not none, selective, full, block, block N or stage N."
             )
     return tuple(found), blocks
 
@@ -225,13 +225,22 @@ def _interleaved(pp: int, chunks: int, slots: int, empty: int) -> tuple[tuple[in
 
 
 def _recompute_choices(stages: Sequence[Sequence[int]], space: Space) -> Iterator[Recompute]:
-    longest = max(max(chunks) for chunks in stages)
+    longest, chunks = max(max(stage) for stage in stages), len(stages[0])
     for choice in space.recompute:
-        if choice.kind != "block" or choice.layers < longest:
+        if choice.kind == "stage":
+            if layers := _of_a_stage(choice.layers, longest, chunks):
+                yield layers
+        elif choice.kind != "block" or choice.layers < longest:
             yield choice
     if space.blocks:
-        for layers in range(1, longest):
-            yield Recompute("block", layers)
+        yield from filter(None, (_of_a_stage(layers, longest, chunks) for layers in range(1, longest * chunks)))
+
+
+def _of_a_stage(layers: int, longest: int, chunks: int) -> Recompute | None:
+    """So many recomputed layers of a stage. What all chunks share alike needs no flag of its own; None for all or none."""
+    if layers >= longest * chunks:
+        return None
+    return Recompute("stage", layers) if layers % chunks else Recompute("block", layers // chunks)
 
 
 def _divisors(number: int) -> list[int]:

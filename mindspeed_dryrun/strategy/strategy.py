@@ -31,6 +31,7 @@ SWITCHES = (
     "--sequence-parallel",
     "--use-distributed-optimizer",
     "--recompute-activations",
+    "--enable-recompute-layers-per-pp-rank",
     "--account-for-embedding-in-pipeline-split",
     "--account-for-loss-in-pipeline-split",
 )
@@ -39,19 +40,25 @@ _RING, _ULYSSES = "megatron_cp_algo", "ulysses_cp_algo"
 
 @dataclass(frozen=True)
 class Recompute:
-    """`none`, `selective` (attention only), `full` (every layer) or `block` (the first `layers` of each chunk)."""
+    """`none`, `selective` (attention only), `full` (every layer), `block` (the first `layers` of each chunk) or `stage`
+    (`layers` of a stage, whose chunks take turns)."""
 
     kind: str = "none"
     layers: int = 0
 
-    def of_chunk(self, layers: int) -> int:
-        """How many of a chunk's `layers` are recomputed in full."""
+    def of_chunks(self, stage: Sequence[int]) -> tuple[int, ...]:
+        """How many layers of each chunk of a stage are recomputed in full."""
         if self.kind == "full":
-            return layers
-        return min(self.layers, layers) if self.kind == "block" else 0
+            return tuple(stage)
+        if self.kind == "block":
+            return tuple(min(self.layers, layers) for layers in stage)
+        if self.kind == "stage":
+            turns = ((self.layers - chunk + len(stage) - 1) // len(stage) for chunk in range(len(stage)))
+            return tuple(min(turn, layers) for turn, layers in zip(turns, stage, strict=True))
+        return (0,) * len(stage)
 
     def __str__(self) -> str:
-        return f"block {self.layers}" if self.kind == "block" else self.kind
+        return f"{self.kind} {self.layers}" if self.kind in ("block", "stage") else self.kind
 
 
 @dataclass(frozen=True)
@@ -164,6 +171,8 @@ class Strategy:
             add("--recompute-granularity", "full")
             add("--recompute-method", "uniform" if self.recompute.kind == "full" else "block")
             add("--recompute-num-layers", max(1, self.recompute.layers))
+        if self.recompute.kind == "stage":
+            words.append("--enable-recompute-layers-per-pp-rank")
         if self.sequence_parallel and self.tp > 1:
             words.append("--sequence-parallel")
         if self.distributed_optimizer:
@@ -223,7 +232,8 @@ def read_strategy(args: Sequence[str], world: int, shape: ModelShape) -> Strateg
         granularity = "selective"
     recompute = Recompute(granularity or "none")
     if granularity == "full" and value_of(args, "--recompute-method") == "block":
-        recompute = Recompute("block", number("--recompute-num-layers"))
+        per_stage = chunks > 1 and "--enable-recompute-layers-per-pp-rank" in args
+        recompute = Recompute("stage" if per_stage else "block", number("--recompute-num-layers"))
     elif granularity == "full":
         recompute = Recompute("full", number("--recompute-num-layers"))
     return Strategy(

@@ -51,11 +51,10 @@ class Oracle:
             layer += 2 * tokens * shape.head_dim * shape.query_groups / tp * 2
         held = strategy.in_flight(stage, strategy.microbatches(shape.global_batch))
         activations = 0.0
-        again = 0
-        for layers, microbatches in zip(strategy.stages[stage], held, strict=True):
-            again += strategy.recompute.of_chunk(layers)
-            plain = layers - strategy.recompute.of_chunk(layers)
-            activations += microbatches * (_block(plain * layer) + strategy.recompute.of_chunk(layers) * shared)
+        recomputed = strategy.recompute.of_chunks(strategy.stages[stage])
+        again = sum(recomputed)
+        for layers, microbatches, dropped in zip(strategy.stages[stage], held, recomputed, strict=True):
+            activations += microbatches * (_block((layers - dropped) * layer) + dropped * shared)
         work = layer * 1.2 if again else 3 * shared
         if last:
             work = max(work, tokens * shape.vocab / tp * 6.5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from pathlib import Path
 
@@ -115,6 +116,33 @@ def test_the_flags_of_the_script_give_way() -> None:
     assert "--recompute-granularity full --recompute-method block --recompute-num-layers 3" in text
 
 
+def test_recomputed_layers_of_a_stage_take_turns_over_its_chunks() -> None:
+    """MindSpeed's --enable-recompute-layers-per-pp-rank: layer i of chunk c is recomputed if i x chunks + c < N."""
+    for chunks in ((4,), (2, 2), (3, 3, 3), (1, 2, 2, 2)):
+        for number in range(1, sum(chunks)):
+            places = [
+                sum(layer * len(chunks) + chunk < number for layer in range(layers)) for chunk, layers in enumerate(chunks)
+            ]
+            assert Recompute("stage", number).of_chunks(chunks) == tuple(places)
+    assert Recompute("full", 1).of_chunks((2, 1)) == (2, 1) and Recompute().of_chunks((2, 1)) == (0, 0)
+    assert Recompute("block", 2).of_chunks((3, 1)) == (2, 1)
+
+
+def test_a_search_offers_every_number_of_recomputed_layers_of_a_stage() -> None:
+    space = Space(tp=(2,), pp=(4,), vpp=(2,), micro_batch=(1,), recompute=(), uneven=False)
+    shape = dataclasses.replace(QWEN, layers=32)
+    found = strategies(shape, 8, space)
+    assert sorted(sum(item.recompute.of_chunks(item.stages[0])) for item in found) == list(range(1, 8))
+    stage = next(item for item in found if item.recompute == Recompute("stage", 3))
+    assert stage.name.endswith("VPP2 stage-3")
+    words = stage.arguments()
+    assert "--enable-recompute-layers-per-pp-rank" in words and words[words.index("--recompute-num-layers") + 1] == "3"
+    assert read_strategy([*without_strategy(ARGS), *words], 8, shape).recompute == stage.recompute
+    assert "--enable-recompute-layers-per-pp-rank" not in without_strategy(words)
+    plain = strategies(shape, 8, dataclasses.replace(space, vpp=(1,)))
+    assert {item.recompute.kind for item in plain} == {"block"}
+
+
 def test_reading_a_space() -> None:
     space = read_space({"tp": [2, 4], "recompute": ["none", "block 2"], "split": "even"}, {"max_pp": 4}, 8, "f.yaml")
     assert (space.tp, space.max_tp, space.max_pp, space.uneven, space.blocks) == ((2, 4), 8, 4, False, False)
@@ -130,7 +158,7 @@ def test_reading_a_space() -> None:
         ({"pp": 0}, {}, "whole number of at least 1"),
         ({"pp": [True]}, {}, "whole number"),
         ({"tp": []}, {}, "empty list"),
-        ({"recompute": "sometimes"}, {}, "is not none, selective, full, block or block N"),
+        ({"recompute": "sometimes"}, {}, "is not none, selective, full, block, block N or stage N"),
         ({"split": "odd"}, {}, "even, uneven or both"),
         ({"cp_algorithm": "star"}, {}, "is not one of ring, ulysses"),
         ({"sequence_parallel": "yes"}, {}, "takes true, false"),
