@@ -101,6 +101,12 @@ CASES = TUTORIAL | {
     "uneven stages": Case("InternLM2-20B", INTERNLM2_20B, 8, sizes(4096, 4, 2, 32) + " --num-layer-list 22,26"),
     "no GQA, block recompute": Case("Llama2-13B", LLAMA2_13B, 8, sizes(4096, 4, 2, 64)
                                     + " --recompute-granularity full --recompute-method block --recompute-num-layers 8"),
+    "recomputed stage by stage": Case("Qwen2.5-7B", QWEN25_7B, 8, sizes(4096, 1, 4, 64) + " --use-distributed-optimizer --num-layers 44"
+                                      " --noop-layers 7,8,9,10,11,12,21,22,23,24,33,34,35,41,42,43 --recompute-granularity full"
+                                      " --recompute-method block --recompute-num-layers 3"),
+    "vpp with recomputed layers of a stage": Case("Qwen2.5-7B", QWEN25_7B, 8, sizes(4096, 2, 4, 64) + " --num-layers 32 --noop-layers 1,3,5,31"
+                                             " --num-layers-per-virtual-pipeline-stage 2 --recompute-granularity full"
+                                             " --recompute-method block --recompute-num-layers 3 --enable-recompute-layers-per-pp-rank"),
     "selective with micro batch 2": Case("Llama3.1-8B", LLAMA31_8B, 8, sizes(4096, 2, 2, 64)
                                      + " --micro-batch-size 2 --recompute-granularity selective"),
     "activation recompute": Case("Llama2-13B", LLAMA2_13B, 8, sizes(4096, 4, 2, 64) + " --recompute-activation-function"),

@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
         left = f", about {duration(progress.seconds_left)} left" if progress.seconds_left else ""
         say(f"[{progress.dry_runs + 1}] {progress.phase}: {progress.what}{left}")
 
-    search = Search(shape, listed, plan.hardware, budget_mb, measure, plan.winners, on_progress)
+    search = Search(shape, listed, plan.hardware, budget_mb, measure, plan.winners, on_progress, plan.space.per_stage)
     if args.plan_only:
         found = search.result
         print(f"{found.considered} strategies, {found.struck_out} struck out by the lower bound. The fastest of the rest:")

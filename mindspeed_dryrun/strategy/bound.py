@@ -42,6 +42,8 @@ def token_share(shape: ModelShape, strategy: Strategy) -> float:
 
 def saved_mb(shape: ModelShape, strategy: Strategy, stage: int) -> float:
     """Activations that must be held at the end of the warm-up."""
+    if not shape.full_activations:
+        return 0.0
     tokens = token_share(shape, strategy)
     # Sequence parallelism shares out the layer's input; recomputation may save one input for several layers, and
     # `--distribute-saved-activations` may share it out: count it shared, once a chunk, in that case.
@@ -49,7 +51,7 @@ def saved_mb(shape: ModelShape, strategy: Strategy, stage: int) -> float:
     inside = tokens * shape.ffn * (3.0 if shape.gated else 2.0) * 2.0 / strategy.tp
     total = 0.0
     held = strategy.in_flight(stage, strategy.microbatches(shape.global_batch))
-    recomputed = strategy.recompute.of_chunks(strategy.stages[stage])
+    recomputed = strategy.recomputed(stage)
     for layers, microbatches, again in zip(strategy.stages[stage], held, recomputed, strict=True):
         whole = layers - again
         inputs = whole * layer_input + (layer_input / strategy.tp if again else 0.0)

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from mindspeed_dryrun.errors import DryRunError
 from mindspeed_dryrun.launch.job import Job, understand
@@ -33,9 +33,9 @@ class StagePeak:
 
 @dataclass(frozen=True)
 class Measurement:
-    """What a dry run of a strategy counted; `error` says why there are no figures."""
+    """What a dry run of a strategy counted, by stage; `error` says why there are no figures."""
 
-    stages: tuple[StagePeak, ...]
+    stages: Mapping[int, StagePeak]
     seconds: float = 0.0
     ranks: int = 0  # simulated
     error: str | None = None
@@ -43,14 +43,17 @@ class Measurement:
 
     @property
     def used_mb(self) -> int:
-        return max(stage.used_mb for stage in self.stages)
+        return max(stage.used_mb for stage in self.stages.values())
 
     @property
     def actual_mb(self) -> int:
-        return max(stage.actual_mb for stage in self.stages)
+        return max(stage.actual_mb for stage in self.stages.values())
 
 
-Measure = Callable[[Strategy], Measurement]
+class Measure(Protocol):
+    """Dry-runs a strategy, or some stages of it."""
+
+    def __call__(self, strategy: Strategy, stages: Collection[int] | None = None) -> Measurement: ...
 
 
 def read_measurement(report: Report, seconds: float, record: str | None = None) -> Measurement:
@@ -59,13 +62,13 @@ def read_measurement(report: Report, seconds: float, record: str | None = None) 
     if failed or not report.ranks:
         first = failed[0] if failed else None
         said = f"rank {first.rank}: {first.error or first.status}" if first else "no rank was simulated"
-        return Measurement((), seconds, len(report.ranks), said, record)
+        return Measurement({}, seconds, len(report.ranks), said, record)
     peaks: dict[int, StagePeak] = {}
     for rank in report.ranks:
         used, actual = rank.used_peak_mb or 0, rank.actual_peak_mb or 0
         old = peaks.get(rank.stage or 0, StagePeak(0, 0))
         peaks[rank.stage or 0] = StagePeak(max(old.used_mb, used), max(old.actual_mb, actual))
-    return Measurement(tuple(peaks[stage] for stage in sorted(peaks)), seconds, len(report.ranks), None, record)
+    return Measurement(dict(sorted(peaks.items())), seconds, len(report.ranks), None, record)
 
 
 def job_of(call: MsrunCall, script: str, strategy: Strategy, cards_per_node: int) -> Job:
@@ -79,12 +82,16 @@ def job_of(call: MsrunCall, script: str, strategy: Strategy, cards_per_node: int
     return understand(changed, script)
 
 
-def dry_run_beside(job: Job, stem: Path, options: LaunchOptions) -> tuple[Report, Path]:
+def dry_run_beside(
+    job: Job, stem: Path, options: LaunchOptions, stages: Collection[int] | None = None
+) -> tuple[Report, Path]:
     """A dry run in `stem-FINGERPRINT`: found again by what is run, never mixed up with an older engine's or catalogue's."""
     from mindspeed_dryrun.cann import choose_engine
     from mindspeed_dryrun.launch.run import plan_job, run_plan
 
     plan = plan_job(job, options, choose_engine(options.level))
+    if stages is not None:
+        plan = dataclasses.replace(plan, tasks=tuple(task for task in plan.tasks if task.stage in stages))
     folder = stem.with_name(f"{stem.name}-{plan.fingerprint[:8]}").absolute()
     return run_plan(plan, folder, options), folder
 
@@ -101,11 +108,11 @@ class DryRuns:
         self.call, self.script, self.cards_per_node = call, script, cards_per_node
         self.folder, self.options = folder, options
 
-    def __call__(self, strategy: Strategy) -> Measurement:
+    def __call__(self, strategy: Strategy, stages: Collection[int] | None = None) -> Measurement:
         try:
             job = job_of(self.call, self.script, strategy, self.cards_per_node)
-            report, folder = dry_run_beside(job, self.folder / file_name(strategy.name), self.options)
+            report, folder = dry_run_beside(job, self.folder / file_name(strategy.name), self.options, stages)
         except DryRunError as error:
-            return Measurement((), error=str(error))
+            return Measurement({}, error=str(error))
         seconds = sum(rank.seconds or 0.0 for rank in report.ranks)
         return read_measurement(report, seconds, str(folder))

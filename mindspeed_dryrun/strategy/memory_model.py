@@ -87,6 +87,11 @@ class MemoryModel:
         used = mean + state_mb(shape, strategy, stage)
         return used, math.hypot(spread, _NOISE_MB + _NOISE_SHARE * used)
 
+    @property
+    def fragments(self) -> float:
+        """What fragments are expected to add to the used peak, relative."""
+        return self._fragments[0]
+
     def predict(self, strategy: Strategy) -> Prediction:
         """The worst stage: the first, a middle one or the last, by what they hold."""
         used, spread, stage = max((*self.stage(strategy, stage), stage) for stage in _distinct(strategy))
@@ -115,7 +120,7 @@ class MemoryModel:
 
 def _distinct(strategy: Strategy) -> Sequence[int]:
     """Stages that can be the worst one: later middle stages hold fewer microbatches of as many layers."""
-    if strategy.pp <= 2:
+    if strategy.pp <= 2 or strategy.recompute.each:
         return range(strategy.pp)
     found = {0, strategy.pp - 1}
     most = -1
@@ -135,10 +140,10 @@ def _features(shape: ModelShape, strategy: Strategy, stage: int) -> tuple[Featur
     kind = "selective" if strategy.recompute.kind == "selective" else "whole"
     held = strategy.in_flight(stage, strategy.microbatches(shape.global_batch))
     plain = again = passes = 0.0
-    chunks = strategy.stages[stage]
-    for layers, microbatches, recomputed in zip(chunks, held, strategy.recompute.of_chunks(chunks), strict=True):
-        plain += microbatches * (layers - recomputed)
-        again += microbatches * recomputed
+    chunks, recomputed, empty = strategy.stages[stage], strategy.recomputed(stage), strategy.recomputed_noop(stage)
+    for chunk, microbatches in enumerate(held):
+        plain += microbatches * (chunks[chunk] - recomputed[chunk])
+        again += microbatches * (recomputed[chunk] + empty[chunk])
         passes += microbatches
     backward = {
         "constant": 1.0,
@@ -146,7 +151,7 @@ def _features(shape: ModelShape, strategy: Strategy, stage: int) -> tuple[Featur
         f"layer {kind}": plain * unit,
         f"layer {kind} tp{strategy.tp}": plain * unit,
         "layer recomputed": again * unit,
-        "work recomputed" if again else f"work {kind}": unit,
+        "work recomputed" if any(recomputed) else f"work {kind}": unit,
         "microbatch": passes * unit,
     }
     if stage == 0:

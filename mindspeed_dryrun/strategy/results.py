@@ -173,7 +173,7 @@ def strategy_json(winner: Candidate, shape: ModelShape, guess: Estimate, budget_
             "budget_mb": budget_mb,
             "used_peak_mb": measurement.used_mb if measurement and measurement.stages else None,
             "actual_peak_mb": measurement.actual_mb if measurement and measurement.stages else None,
-            "stages": [dataclasses.asdict(stage) for stage in measurement.stages] if measurement else [],
+            "stages": [dataclasses.asdict(peak) for peak in measurement.stages.values()] if measurement else [],
         },
         "communication": communication(winner, shape),
         "predicted": {name: round(value, 4) for name, value in dataclasses.asdict(guess).items()},
@@ -186,9 +186,9 @@ def galvatron_fields(strategy: Strategy, shape: ModelShape) -> dict[str, Any]:
     """The fields of Galvatron's `fine_grained_config.json`: one entry a layer, joined by commas."""
     recomputed = []
     for chunk in range(strategy.chunks):
-        for stage in strategy.stages:
-            again = strategy.recompute.of_chunks(stage)[chunk]
-            recomputed += [1] * again + [0] * (stage[chunk] - again)
+        for stage, held in enumerate(strategy.stages):
+            again = strategy.recomputed(stage)[chunk]
+            recomputed += [1] * again + [0] * (held[chunk] - again)
     layers = strategy.layers
     return {
         "pp_size": strategy.pp,

@@ -3,9 +3,11 @@
 1. Every strategy that Megatron allows is listed; those whose lower bound exceeds the budget are struck out.
 2. The rest are put in order of predicted time. Small dry runs (a layer or a few, two stages) teach the memory model
    until it can tell, for the fastest ones, which side of the budget they are on.
-3. Fastest first: a strategy whose predicted peak lies above the budget beyond doubt is passed over, any other is dry-run
-   at full size, and what it counted is learnt. The first that fit are the winners.
-4. The closest of those passed over is dry-run as well. If it fits after all, the doubt was too small: the search goes on
+3. With `per_stage`, strategies are added whose stages recompute different numbers of layers: as few each as the memory
+   model says.
+4. Fastest first: a strategy whose predicted peak lies above the budget beyond doubt is passed over, any other is dry-run
+   at full size, its worst stages first, and what it counted is learnt. The first that fit are the winners.
+5. The closest of those passed over is dry-run as well. If it fits after all, the doubt was too small: the search goes on
    with more of it. So a wrong prediction costs time, not the answer.
 """
 
@@ -13,10 +15,11 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from mindspeed_dryrun.errors import DryRunError
+from mindspeed_dryrun.strategy.balance import balanced
 from mindspeed_dryrun.strategy.bound import lower_bound_mb
 from mindspeed_dryrun.strategy.hardware import Hardware
 from mindspeed_dryrun.strategy.measure import Measure, Measurement
@@ -30,6 +33,8 @@ _DOUBT = 3.0
 # Small dry runs are worth it while they settle what a full one would; this many at most, for the fastest so many.
 _MOST_PROBES, _LOOK_AHEAD = 16, 100
 _PROBE_LAYERS = (1, 2, 4)
+# Stages of a doubtful strategy that are dry-run before the others.
+_FIRST_STAGES = 2
 # When dry run after dry run fails, it is not the strategies.
 _MOST_FAILURES = 3
 
@@ -99,20 +104,16 @@ class Search:
         measure: Measure,
         winners: int = 3,
         on_progress: Callable[[Progress], None] = lambda _: None,
+        per_stage: bool = False,
     ):
         self.shape, self.hardware, self.budget_mb, self.measure = shape, hardware, budget_mb, measure
-        self.wanted, self.on_progress = winners, on_progress
-        bounds = [(strategy, lower_bound_mb(shape, strategy)) for strategy in strategies]
-        fitting = [
-            Candidate(strategy, iteration_seconds(shape, strategy, hardware), bound)
-            for strategy, bound in bounds
-            if bound <= budget_mb
-        ]
-        fitting.sort(key=lambda candidate: candidate.key)
-        self.result = SearchResult(budget_mb, len(strategies), len(strategies) - len(fitting), fitting)
-        if not fitting and bounds:
-            strategy, bound = min(bounds, key=lambda item: item[1])
-            self.result.least_bound = (strategy.name, bound)
+        self.wanted, self.on_progress, self.per_stage = winners, on_progress, per_stage
+        self.result = SearchResult(budget_mb, 0, 0, [])
+        self._known: set[Strategy] = set()
+        fitting = self._consider(strategies)
+        if strategies and not fitting:
+            least = min(strategies, key=lambda strategy: lower_bound_mb(shape, strategy))
+            self.result.least_bound = (least.name, lower_bound_mb(shape, least))
         self.probes = _probes_of(shape, [candidate.strategy for candidate in fitting])
         self.model = MemoryModel(
             shape, [*(candidate.strategy for candidate in fitting), *(probe for probe, _ in self.probes.values())]
@@ -126,6 +127,8 @@ class Search:
         started = time.monotonic()
         try:
             self._learn()
+            if self._balance():
+                self._learn()
             self._verify()
         except KeyboardInterrupt:
             self.result.interrupted = True
@@ -139,6 +142,20 @@ class Search:
             if errors:
                 self.result.residual_worst, self.result.residual_median = errors[-1], errors[len(errors) // 2]
         return self.result
+
+    def _consider(self, strategies: Iterable[Strategy]) -> list[Candidate]:
+        """New candidates: what has not been considered before and is not struck out by the lower bound."""
+        new = [strategy for strategy in dict.fromkeys(strategies) if strategy not in self._known]
+        self._known.update(new)
+        found = []
+        for strategy in new:
+            bound = lower_bound_mb(self.shape, strategy)
+            if bound <= self.budget_mb:
+                found.append(Candidate(strategy, iteration_seconds(self.shape, strategy, self.hardware), bound))
+        self.result.considered += len(new)
+        self.result.struck_out += len(new) - len(found)
+        self.result.candidates = sorted([*self.result.candidates, *found], key=lambda candidate: candidate.key)
+        return found
 
     # -- small dry runs
 
@@ -162,6 +179,7 @@ class Search:
             self._say("probing", probe.name)
             measurement = self._timed(probe)
             self.result.probes += 1
+            self.result.ranks_run += measurement.ranks
             if measurement.error is None:
                 self._learn_from(shape, probe, measurement)
             elif self.result.probes == 1:
@@ -188,13 +206,32 @@ class Search:
     def _probes_for(self, strategy: Strategy) -> list[tuple[Strategy, ModelShape]]:
         return [self.probes[key] for key in _probe_keys(self.shape, strategy) if key in self.probes]
 
+    def _balance(self) -> bool:
+        """Adds strategies whose stages recompute different numbers of layers, by what is known of memory now. True if
+        one of them would come before the last winner."""
+        if not self.per_stage:
+            return False
+        layouts = dict.fromkeys(
+            dataclasses.replace(item.strategy, recompute=Recompute())
+            for item in self.result.candidates
+            if item.strategy.recompute.kind == "block" and item.strategy.chunks == 1 and item.strategy.pp > 1
+        )
+        found: list[Strategy] = []
+        for layout in layouts:
+            doubt = self.doubt * self.model.predict(layout).spread_mb
+            low, high = ((self.budget_mb + side) / (1 + self.model.fragments) for side in (-doubt, doubt))
+            found += balanced(layout, lambda item, stage: self.model.stage(item, stage)[0], low, high)
+        added = self._consider(found)
+        winners = self.result.winners
+        return any(len(winners) < self.wanted or item.key < winners[-1].key for item in added)
+
     # -- full dry runs
 
     def _verify(self) -> None:
         result = self.result
         while True:
             passed = self._pass_over()
-            if len(result.winners) < self.wanted and self._find_smallest_if_none():
+            if (len(result.winners) < self.wanted and self._find_smallest_if_none()) or self._balance():
                 continue
             closest = min(passed, key=lambda item: self._excess(item), default=None)
             result.passed_over = len(passed)
@@ -235,15 +272,18 @@ class Search:
         smallest = min(open_ones, key=lambda item: item.prediction.actual_mb if item.prediction else 0, default=None)
         if smallest is not None:
             self._say("dry-running the smallest", smallest.strategy.name)
-            self._dry_run(smallest)
+            self._dry_run(smallest, whole=True)
             if self._fits(smallest):
                 self.doubt *= 2
                 return True
         known = [item for item in self.result.candidates if item.measurement and item.measurement.error is None]
         known = known or [item for item in self.result.candidates if item.measurement]
-        self.result.closest = min(
+        closest = min(
             known, key=lambda item: item.measurement.actual_mb if item.measurement and item.measurement.stages else 1e12
         )
+        if closest.measurement and closest.measurement.stages and len(closest.measurement.stages) < closest.strategy.pp:
+            self._dry_run(closest, whole=True)
+        self.result.closest = closest
         return False
 
     def _excess(self, candidate: Candidate) -> float:
@@ -255,10 +295,19 @@ class Search:
         measured = candidate.measurement
         return measured is not None and measured.error is None and measured.actual_mb <= self.budget_mb
 
-    def _dry_run(self, candidate: Candidate) -> None:
-        candidate.prediction = self.model.predict(candidate.strategy)
-        candidate.measurement = self._timed(candidate.strategy)
-        self.result.dry_runs += 1
+    def _dry_run(self, candidate: Candidate, whole: bool = False) -> None:
+        """Of a strategy that may not fit the worst stages come first (unless `whole`): if they do not, that is enough."""
+        strategy = candidate.strategy
+        prediction = candidate.prediction = self.model.predict(strategy)
+        if candidate.measurement is None:
+            self.result.dry_runs += 1
+        doubtful = prediction.actual_mb + self.doubt * prediction.spread_mb > self.budget_mb
+        if doubtful and not whole and strategy.pp > _FIRST_STAGES:
+            worst = sorted(range(strategy.pp), key=lambda stage: -self.model.stage(strategy, stage)[0])[:_FIRST_STAGES]
+            candidate.measurement = self._timed(strategy, worst)
+        if candidate.measurement is None or whole or self._fits(candidate):
+            candidate.measurement = self._timed(strategy)
+        self.result.ranks_run += candidate.measurement.ranks
         if candidate.measurement.error is None:
             self._failures = 0
             self._learn_from(self.shape, candidate.strategy, candidate.measurement)
@@ -275,15 +324,14 @@ class Search:
         self.model.add(
             [
                 Observation(shape, strategy, stage, peak.used_mb, peak.actual_mb)
-                for stage, peak in enumerate(measurement.stages)
+                for stage, peak in measurement.stages.items()
             ]
         )
 
-    def _timed(self, strategy: Strategy) -> Measurement:
+    def _timed(self, strategy: Strategy, stages: Collection[int] | None = None) -> Measurement:
         started = time.monotonic()
-        measurement = self.measure(strategy)
+        measurement = self.measure(strategy, stages)
         self._took.append(time.monotonic() - started)
-        self.result.ranks_run += measurement.ranks
         return measurement
 
     def _say(self, phase: str, what: str) -> None:

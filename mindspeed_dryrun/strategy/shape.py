@@ -22,6 +22,21 @@ _SMALLER_STATES = (
     "--grad-reduce-in-bf16",
     "--low-memory",
 )
+# Flags that keep less of a layer's activations than plain training: with one of them the bound counts none.
+_FEWER_ACTIVATIONS = (
+    "--recompute-activation-function",
+    "--recompute-norm",
+    "--recompute-in-advance",
+    "--recompute-in-bubble",
+    "--adaptive-memory-optimization",
+    "--adaptive-recompute-device-size",
+    "--cpu-offloading-num-layers",
+    "--fp8-format",
+    "--lora-r",
+    "--smart-swap",
+    "--swap-attention",
+    "--use-nanopipe-swap",
+)
 
 
 @dataclass(frozen=True)
@@ -41,6 +56,7 @@ class ModelShape:
     global_batch: int
     full_states: bool  # bf16 weights, fp32 gradients, master weights and two Adam moments: 18 bytes a parameter
     shared_master: bool  # --reuse-fp32-param: master weights share memory with the bf16 ones
+    full_activations: bool = True  # every layer that is not recomputed keeps what its backward pass needs
 
     @property
     def layer_parameters(self) -> int:
@@ -81,6 +97,11 @@ def read_shape(args: Sequence[str]) -> ModelShape:
             "The script trains a mixture of experts (--num-experts): search models dense models only. "
             "`mindspeed-dryrun sweep` takes any script."
         )
+    if _has_any(args, ("--multi-latent-attention", "--multi-head-latent-attention")):
+        raise UsageError(
+            "The script trains with multi-latent attention: search models plain and grouped attention only. "
+            "`mindspeed-dryrun sweep` takes any script."
+        )
     hidden, heads = _integer(args, "--hidden-size"), _integer(args, "--num-attention-heads")
     noop = value_of(args, "--noop-layers")
     head_dim = int(value_of(args, "--kv-channels") or hidden // heads)
@@ -103,9 +124,14 @@ def read_shape(args: Sequence[str]) -> ModelShape:
         global_batch=_integer(args, "--global-batch-size"),
         full_states="--bf16" in args
         and (value_of(args, "--optimizer") or "adam") == "adam"
-        and not any(word.split("=")[0] in _SMALLER_STATES for word in args),
+        and not _has_any(args, _SMALLER_STATES),
         shared_master="--reuse-fp32-param" in args,
+        full_activations=not _has_any(args, _FEWER_ACTIVATIONS),
     )
+
+
+def _has_any(args: Sequence[str], flags: Sequence[str]) -> bool:
+    return any(word.split("=")[0] in flags for word in args)
 
 
 def _integer(args: Sequence[str], flag: str) -> int:

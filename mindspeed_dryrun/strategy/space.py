@@ -34,6 +34,7 @@ class Space:
     micro_batch: tuple[int, ...] = (1, 2)
     recompute: tuple[Recompute, ...] = (Recompute("none"), Recompute("selective"), Recompute("full", 1))
     blocks: bool = True  # every number of layers of a chunk, or of a stage, too
+    per_stage: bool = True  # and a number for each stage of its own, as memory wants it (`balance`)
     distributed_optimizer: tuple[bool, ...] = (False, True)
     sequence_parallel: tuple[bool, ...] = (True,)
     uneven: bool = True
@@ -68,7 +69,7 @@ def read_space(space: Any, limits: Any, cards_per_node: int, where: str) -> Spac
         if section.has(key):
             choices[key] = section.booleans(key)
     if section.has("recompute"):
-        choices["recompute"], choices["blocks"] = _recomputes(section)
+        choices["recompute"], choices["blocks"], choices["per_stage"] = _recomputes(section)
     if section.has("split"):
         names = [str(item) for item in section.items("split")]
         if not set(names) <= {"even", "uneven"}:
@@ -77,12 +78,14 @@ def read_space(space: Any, limits: Any, cards_per_node: int, where: str) -> Spac
     return Space(**choices)
 
 
-def _recomputes(section: Section) -> tuple[tuple[Recompute, ...], bool]:
-    found, blocks = [], False
+def _recomputes(section: Section) -> tuple[tuple[Recompute, ...], bool, bool]:
+    found, blocks, per_stage = [], False, False
     for item in section.items("recompute"):
         words = str(item).split()
         if words == ["block"]:
             blocks = True
+        elif words == ["per_stage"]:
+            per_stage = True
         elif len(words) == 2 and words[0] in ("block", "stage") and words[1].isdigit():
             found.append(Recompute(words[0], whole(int(words[1]), f"{section.where}: 'recompute: {words[0]}'")))
         elif words in (["none"], ["selective"]):
@@ -91,9 +94,9 @@ def _recomputes(section: Section) -> tuple[tuple[Recompute, ...], bool]:
             found.append(Recompute("full", 1))
         else:
             raise UsageError(
-                f"{section.where}: recompute '{item}' is not none, selective, full, block, block N or stage N."
+                f"{section.where}: recompute '{item}' is not none, selective, full, block, block N, stage N or per_stage."
             )
-    return tuple(found), blocks
+    return tuple(found), blocks or per_stage, per_stage
 
 
 def strategies(shape: ModelShape, world: int, space: Space) -> list[Strategy]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
+import operator
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -41,23 +44,20 @@ _RING, _ULYSSES = "megatron_cp_algo", "ulysses_cp_algo"
 @dataclass(frozen=True)
 class Recompute:
     """`none`, `selective` (attention only), `full` (every layer), `block` (the first `layers` of each chunk) or `stage`
-    (`layers` of a stage, whose chunks take turns)."""
+    (`layers` of a stage, whose chunks take turns).
+
+    `each` is for a `block` whose stages differ: how many layers each of them recomputes. The trainer has one number for
+    all stages, so a stage with fewer gets no-op layers in front, which are recomputed in place of its own.
+    """
 
     kind: str = "none"
     layers: int = 0
-
-    def of_chunks(self, stage: Sequence[int]) -> tuple[int, ...]:
-        """How many layers of each chunk of a stage are recomputed in full."""
-        if self.kind == "full":
-            return tuple(stage)
-        if self.kind == "block":
-            return tuple(min(self.layers, layers) for layers in stage)
-        if self.kind == "stage":
-            turns = ((self.layers - chunk + len(stage) - 1) // len(stage) for chunk in range(len(stage)))
-            return tuple(min(turn, layers) for turn, layers in zip(turns, stage, strict=True))
-        return (0,) * len(stage)
+    each: tuple[int, ...] = ()
 
     def __str__(self) -> str:
+        if self.each:
+            runs = [(str(number), len(list(group))) for number, group in itertools.groupby(self.each)]
+            return "block " + ",".join(f"{one}x{times}" if times > 2 else ",".join([one] * times) for one, times in runs)
         return f"{self.kind} {self.layers}" if self.kind in ("block", "stage") else self.kind
 
 
@@ -86,17 +86,42 @@ class Strategy:
         """Chunks of a stage: 1 without virtual pipeline stages."""
         return len(self.stages[0])
 
-    @property
+    @functools.cached_property
     def slots(self) -> int:
         """Layers of a chunk as Megatron counts them, no-op layers included: the same for every chunk."""
-        slots = max(max(stage) for stage in self.stages)
         if self.noop:
-            slots = max(slots, -(-(self.layers + len(self.noop)) // (self.pp * self.chunks)))
-        return slots
+            return -(-(self.layers + len(self.noop)) // (self.pp * self.chunks))
+        return max(max(chunks) + self._in_front(stage) for stage, chunks in enumerate(self.stages))
 
     @property
     def layers(self) -> int:
         return sum(sum(stage) for stage in self.stages)
+
+    def recomputed(self, stage: int) -> tuple[int, ...]:
+        """How many layers of each chunk of a stage are recomputed in full."""
+        if self.recompute.each:
+            return (self.recompute.each[stage],)
+        return tuple(map(min, self._recomputed_slots, self.stages[stage]))
+
+    def recomputed_noop(self, stage: int) -> tuple[int, ...]:
+        """And how many no-op layers of each chunk: they compute nothing, but keep their input as a layer does."""
+        return tuple(map(operator.sub, self._recomputed_slots, self.recomputed(stage)))
+
+    @functools.cached_property
+    def _recomputed_slots(self) -> tuple[int, ...]:
+        kind, number, chunks = self.recompute.kind, self.recompute.layers, self.chunks
+        if kind == "full":
+            return (self.slots,) * chunks
+        if kind == "block":
+            return (min(number, self.slots),) * chunks
+        if kind == "stage":
+            return tuple(min(self.slots, (number - chunk + chunks - 1) // chunks) for chunk in range(chunks))
+        return (0,) * chunks
+
+    def _in_front(self, stage: int) -> int:
+        """No-op layers in front of a stage's own, so that fewer of its own are recomputed."""
+        each = self.recompute.each
+        return self.recompute.layers - each[stage] if each and each[stage] < sum(self.stages[stage]) else 0
 
     @property
     def noop_layers(self) -> tuple[int, ...]:
@@ -105,9 +130,11 @@ class Strategy:
             return self.noop
         empty: list[int] = []
         for stage, chunks in enumerate(self.stages):
+            front = self._in_front(stage)
             for chunk, real in enumerate(chunks):
                 first = (chunk * self.pp + stage) * self.slots
-                empty += range(first + real, first + self.slots)
+                empty += range(first, first + front)
+                empty += range(first + front + real, first + self.slots)
         return tuple(sorted(empty))
 
     def microbatches(self, global_batch: int) -> int:
@@ -227,28 +254,37 @@ def read_strategy(args: Sequence[str], world: int, shape: ModelShape) -> Strateg
         chunks = max(1, total // pp // number("--num-layers-per-virtual-pipeline-stage"))
     else:
         chunks = number("--num-virtual-stages-per-pipeline-rank")
-    granularity = value_of(args, "--recompute-granularity")
-    if "--recompute-activations" in args:
-        granularity = "selective"
-    recompute = Recompute(granularity or "none")
-    if granularity == "full" and value_of(args, "--recompute-method") == "block":
-        per_stage = chunks > 1 and "--enable-recompute-layers-per-pp-rank" in args
-        recompute = Recompute("stage" if per_stage else "block", number("--recompute-num-layers"))
-    elif granularity == "full":
-        recompute = Recompute("full", number("--recompute-num-layers"))
+    stages = _stages(args, pp, chunks, total, set(noop))
     return Strategy(
         tp=tp,
         pp=pp,
         dp=world // (tp * pp * cp),
         cp=cp,
         micro_batch=number("--micro-batch-size"),
-        stages=_stages(args, pp, chunks, total, set(noop)),
-        recompute=recompute,
+        stages=stages,
+        recompute=_recompute(args, number("--recompute-num-layers"), stages, noop),
         sequence_parallel="--sequence-parallel" in args,
         distributed_optimizer="--use-distributed-optimizer" in args,
         cp_algorithm=value_of(args, "--context-parallel-algo") or _RING,
         noop=noop or None,
     )
+
+
+def _recompute(
+    args: Sequence[str], number: int, stages: tuple[tuple[int, ...], ...], noop: tuple[int, ...]
+) -> Recompute:
+    granularity = "selective" if "--recompute-activations" in args else value_of(args, "--recompute-granularity")
+    if granularity != "full":
+        return Recompute(granularity or "none")
+    if value_of(args, "--recompute-method") != "block":
+        return Recompute("full", number)
+    if len(stages[0]) > 1:
+        return Recompute("stage" if "--enable-recompute-layers-per-pp-rank" in args else "block", number)
+    slots = (sum(map(sum, stages)) + len(noop)) // len(stages)
+    firsts = range(0, slots * len(stages), slots)
+    each = tuple(sum(index not in noop for index in range(first, first + min(number, slots))) for first in firsts)
+    same = all(own == min(number, *layers) for own, layers in zip(each, stages, strict=True))
+    return Recompute("block", number, () if same or not noop else each)
 
 
 def _stages(args: Sequence[str], pp: int, chunks: int, total: int, noop: set[int]) -> tuple[tuple[int, ...], ...]:

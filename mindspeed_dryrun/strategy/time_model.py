@@ -128,7 +128,7 @@ def _iteration(shape: ModelShape, strategy: Strategy, hardware: Hardware) -> tup
     stages = []
     for index, chunks in enumerate(strategy.stages):
         time = _Pass()
-        for layers, recomputed in zip(chunks, strategy.recompute.of_chunks(chunks), strict=True):
+        for layers, recomputed in zip(chunks, strategy.recomputed(index), strict=True):
             time = time + again.times(recomputed) + plain.times(layers - recomputed)
         time = time + stage_extras(shape, strategy, hardware, index)
         stages.append(time)

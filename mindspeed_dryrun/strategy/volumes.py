@@ -58,7 +58,7 @@ def all_to_all_bytes(shape: ModelShape, strategy: Strategy) -> float:
 def counted(shape: ModelShape, strategy: Strategy, stage: int) -> Volumes:
     """What the time model counts on."""
     layers = sum(strategy.stages[stage])
-    again = sum(strategy.recompute.of_chunks(strategy.stages[stage]))
+    again = sum(strategy.recomputed(stage))
     tensor = context = data = 0.0
     if strategy.tp > 1:
         backward = LAYER_BACKWARD_WAITED + LAYER_BACKWARD_OVERLAPPED if strategy.sequence_parallel else LAYER_FORWARD

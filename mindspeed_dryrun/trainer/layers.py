@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ from megatron.core import tensor_parallel
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_layer import TransformerLayer
 
-from mindspeed_dryrun.trainer import fused_linear
+from mindspeed_dryrun.trainer import fused_linear, rotary
 from mindspeed_dryrun.trainer.settings import Settings
 
 COMPRESSED_MASK = 2048
@@ -144,71 +143,6 @@ def finish_layer(layer: TransformerLayer, settings: Settings) -> None:
         setattr(layer, name, Then(getattr(layer, name), scale, after, use_norm=bool(after and settings.post_norm)))
 
 
-class Rotary(torch.nn.Module):  # type: ignore[misc]
-    """The angles of the rotary embedding, made anew in every forward pass."""
-
-    def __init__(self, settings: Settings, seq_slice: Callable[[Any], Any]) -> None:
-        super().__init__()
-        self.settings = settings
-        self.seq_slice = seq_slice
-        size = settings.kv_size
-        if settings.partial_rotary_factor:
-            size = int(size * settings.partial_rotary_factor)
-        size = int(size * settings.rotary_percent)
-        steps = torch.arange(0, size, 2, dtype=torch.float32, device=torch.cuda.current_device())
-        self.inv_freq = 1.0 / (settings.rotary_base ** (steps / size))
-
-    def forward(self, length: int) -> Any:
-        positions = torch.arange(length, device=self.inv_freq.device, dtype=self.inv_freq.dtype) + 0
-        angles = torch.outer(positions, self.inv_freq)
-        if self.settings.use_glm_rope:
-            table = torch.stack([torch.cos(angles), torch.sin(angles)], dim=-1)
-        elif self.settings.rotary_interleaved:
-            table = torch.stack((angles.view(-1, 1), angles.view(-1, 1)), dim=-1).view(angles.shape[0], -1)
-        else:
-            table = torch.cat((angles, angles), dim=-1)
-        return self.seq_slice(table[:, None, None, :])
-
-
-def rotate_half(x: Any) -> Any:
-    first, second = torch.chunk(x, 2, dim=-1)
-    return torch.cat((-second, first), dim=-1)
-
-
-def rotary_function(settings: Settings) -> Callable[..., Any]:
-    """`apply_rotary_pos_emb` as the attention of megatron-core calls it."""
-
-    def apply(t: Any, freqs: Any, config: Any, cu_seqlens: Any = None, mscale: float = 1.0) -> Any:
-        if settings.use_glm_rope:
-            return _glm_rotary(t, freqs)
-        rotated = freqs.shape[-1]
-        t, rest = t[..., :rotated], t[..., rotated:]
-        cos = (torch.cos(freqs) * mscale).to(t.dtype)
-        sin = (torch.sin(freqs) * mscale).to(t.dtype)
-        if settings.use_fused_rotary_pos_emb:
-            mode = 1 if config.rotary_interleaved else 0
-            t = torch_npu.npu_rotary_position_embedding(t.contiguous(), cos, sin, mode).to(t.dtype)
-        else:
-            t = (t * cos) + (rotate_half(t) * sin)
-        return torch.cat((t, rest), dim=-1)
-
-    return apply
-
-
-def _glm_rotary(t: Any, freqs: Any) -> Any:
-    """ChatGLM's: pairs of neighbours rotate, in the first part of a head only."""
-    length, _, heads, _ = t.shape
-    rotated = freqs.shape[-2] * 2
-    t, rest = t[..., :rotated], t[..., rotated:]
-    freqs = freqs[:length].to(t.dtype)
-    pairs = t.reshape(length, -1, heads, rotated // 2, 2).contiguous()
-    freqs = freqs.view(length, -1, 1, pairs.size(3), 2).contiguous()
-    even, odd = torch.chunk(pairs, 2, dim=-1)
-    cos, sin = torch.chunk(freqs, 2, dim=-1)
-    t = torch.stack([even * cos - odd * sin, odd * cos + even * sin], -1).flatten(3)
-    return torch.cat((t, rest), dim=-1)
-
-
 class VocabularyEmbedding:
     """`VocabParallelEmbedding.forward`: masks by multiplying, so that no mask as wide as the model is kept."""
 
@@ -292,7 +226,7 @@ def install(settings: Settings) -> None:
     from megatron.core.tensor_parallel import cross_entropy, layers
     from megatron.core.transformer import attention
 
-    attention.apply_rotary_pos_emb = rotary_function(settings)
+    attention.apply_rotary_pos_emb = rotary.rotary_function(settings)
     layers._initialize_affine_weight_gpu = _mark_split
     embedding = VocabularyEmbedding(settings)
     layers.VocabParallelEmbedding.forward = lambda module, ids: embedding.forward(module, ids)

@@ -20,17 +20,15 @@ class MockData:
     """Microbatches of this stage: what Megatron sends to it, and nothing on the stages in between.
 
     The first rank of a tensor-parallel group reads the data and holds all of a sample, whatever its stage needs; its data
-    set keeps one table of positions and one loss mask for all samples. With context parallelism the whole sequence
-    arrives, and all that is there is cut to this rank's part.
+    set keeps one table of positions and one loss mask for all samples, made with the first of them. With context parallelism
+    the whole sequence arrives, and all that is there is cut to this rank's part.
     """
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.part = context_parallel.sequence_slicer(settings)
         self.reader = parallel_state.get_tensor_model_parallel_rank() == 0
-        if self.reader:
-            self.positions = torch.arange(settings.seq_length, dtype=torch.int64, device="npu")
-            self.mask = torch.ones(settings.seq_length, dtype=torch.float32, device="npu")
+        self.tables: tuple[Any, Any] | None = None
 
     def __next__(self) -> dict[str, Any]:
         first, last = parallel_state.is_pipeline_first_stage(), parallel_state.is_pipeline_last_stage()
@@ -38,6 +36,10 @@ class MockData:
         data: dict[str, Any] = dict.fromkeys(wanted)
         if not (first or last):
             return data
+        if self.reader and self.tables is None:
+            length = self.settings.seq_length
+            positions = torch.arange(length, dtype=torch.int64, device="npu")
+            self.tables = positions, torch.ones(length, dtype=torch.float32, device="npu")
         split = self.settings.context_parallel_size > 1
         shape = (self.settings.micro_batch_size, self.settings.seq_length)
         for name, needed in wanted.items():

@@ -23,7 +23,7 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
 
-from mindspeed_dryrun.trainer import context_parallel, layers, recompute, reuse
+from mindspeed_dryrun.trainer import context_parallel, layers, recompute, reuse, rotary
 from mindspeed_dryrun.trainer.settings import Settings
 
 
@@ -135,7 +135,7 @@ class Model(GPTModel):  # type: ignore[misc]
             **kwargs,
         )
         self.settings = settings
-        self.rotary = layers.Rotary(settings, context_parallel.sequence_slicer(settings)) if settings.rope else None
+        self.rotary = rotary.Rotary(settings, context_parallel.sequence_slicer(settings)) if settings.rope else None
         for layer in self.decoder.layers:
             if isinstance(layer, TransformerLayer):
                 layers.finish_layer(layer, settings)

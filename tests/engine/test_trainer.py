@@ -78,6 +78,12 @@ SMALL = "--num-layers 8 --seq-length 4096 --max-position-embeddings 4096 --globa
             "--num-layers 8 --seq-length 16384 --max-position-embeddings 16384 --global-batch-size 4 --tensor-model-parallel-size 1 "
             "--context-parallel-size 4 --context-parallel-algo hybrid_cp_algo --ulysses-degree-in-cp 2", 30959, id="hybrid",
         ),
+        pytest.param(
+            2, 8,
+            "--num-layers 44 --noop-layers 7,8,9,10,11,12,21,22,23,24,33,34,35,41,42,43 --recompute-granularity full --recompute-method "
+            "block --recompute-num-layers 3 --seq-length 4096 --max-position-embeddings 4096 --tensor-model-parallel-size 1 "
+            "--pipeline-model-parallel-size 4 --use-distributed-optimizer", 35230, id="recomputed stage by stage, second stage",
+        ),
         pytest.param(0, 8, f"{SMALL} --use-ascend-coc --coc-fused-kernel", 15404, id="fused linear layers, first stage"),
         pytest.param(4, 8, f"{SMALL} --use-ascend-coc --coc-fused-kernel", 15779, id="fused linear layers, last stage"),
     ],

@@ -7,6 +7,7 @@ second peak in the optimizer step, fragments that jump), so a search that is rig
 from __future__ import annotations
 
 import zlib
+from collections.abc import Collection
 
 from mindspeed_dryrun.strategy.measure import Measurement, StagePeak
 from mindspeed_dryrun.strategy.shape import ModelShape
@@ -20,15 +21,17 @@ def _block(size: float) -> float:
 
 
 class Oracle:
-    """Counts how often it was asked."""
+    """Remembers what it was asked."""
 
     def __init__(self, shape: ModelShape, fragments: float = 0.06):
-        self.shape, self.fragments, self.asked = shape, fragments, 0
+        self.shape, self.fragments, self.ranks = shape, fragments, 0
+        self.asked: set[Strategy] = set()
 
-    def __call__(self, strategy: Strategy) -> Measurement:
-        self.asked += 1
-        stages = tuple(self._stage(strategy, stage) for stage in range(strategy.pp))
-        return Measurement(stages, seconds=1.0, ranks=strategy.pp)
+    def __call__(self, strategy: Strategy, stages: Collection[int] | None = None) -> Measurement:
+        self.asked.add(strategy)
+        found = {stage: self._stage(strategy, stage) for stage in (range(strategy.pp) if stages is None else stages)}
+        self.ranks += len(found)
+        return Measurement(found, seconds=1.0, ranks=len(found))
 
     def _stage(self, strategy: Strategy, stage: int) -> StagePeak:
         shape, tp = self.shape, strategy.tp
@@ -51,10 +54,11 @@ class Oracle:
             layer += 2 * tokens * shape.head_dim * shape.query_groups / tp * 2
         held = strategy.in_flight(stage, strategy.microbatches(shape.global_batch))
         activations = 0.0
-        recomputed = strategy.recompute.of_chunks(strategy.stages[stage])
+        recomputed = strategy.recomputed(stage)
         again = sum(recomputed)
-        for layers, microbatches, dropped in zip(strategy.stages[stage], held, recomputed, strict=True):
-            activations += microbatches * (_block((layers - dropped) * layer) + dropped * shared)
+        empty = strategy.recomputed_noop(stage)
+        for layers, microbatches, dropped, noop in zip(strategy.stages[stage], held, recomputed, empty, strict=True):
+            activations += microbatches * (_block((layers - dropped) * layer) + (dropped + noop) * shared)
         work = layer * 1.2 if again else 3 * shared
         if last:
             work = max(work, tokens * shape.vocab / tp * 6.5)

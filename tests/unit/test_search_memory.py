@@ -75,7 +75,7 @@ def _learn(model: MemoryModel, oracle: Oracle, strategy: Strategy, shape: object
     model.add(
         [
             Observation(dataclasses.replace(stages, layers=strategy.layers), strategy, index, peak.used_mb, peak.actual_mb)
-            for index, peak in enumerate(measured.stages)
+            for index, peak in measured.stages.items()
         ]
     )
 

@@ -123,16 +123,22 @@ def test_recomputed_layers_of_a_stage_take_turns_over_its_chunks() -> None:
             places = [
                 sum(layer * len(chunks) + chunk < number for layer in range(layers)) for chunk, layers in enumerate(chunks)
             ]
-            assert Recompute("stage", number).of_chunks(chunks) == tuple(places)
-    assert Recompute("full", 1).of_chunks((2, 1)) == (2, 1) and Recompute().of_chunks((2, 1)) == (0, 0)
-    assert Recompute("block", 2).of_chunks((3, 1)) == (2, 1)
+            assert _stage(chunks, Recompute("stage", number)).recomputed(0) == tuple(places)
+    assert _stage((2, 1), Recompute("full", 1)).recomputed(0) == (2, 1)
+    assert _stage((2, 1), Recompute()).recomputed(0) == (0, 0)
+    assert _stage((3, 1), Recompute("block", 2)).recomputed(0) == (2, 1)
+    assert _stage((3, 1), Recompute("block", 2)).recomputed_noop(0) == (0, 1)
+
+
+def _stage(chunks: tuple[int, ...], recompute: Recompute) -> Strategy:
+    return Strategy(1, 1, 1, 1, 1, (chunks,), recompute)
 
 
 def test_a_search_offers_every_number_of_recomputed_layers_of_a_stage() -> None:
     space = Space(tp=(2,), pp=(4,), vpp=(2,), micro_batch=(1,), recompute=(), uneven=False)
     shape = dataclasses.replace(QWEN, layers=32)
     found = strategies(shape, 8, space)
-    assert sorted(sum(item.recompute.of_chunks(item.stages[0])) for item in found) == list(range(1, 8))
+    assert sorted(sum(item.recomputed(0)) for item in found) == list(range(1, 8))
     stage = next(item for item in found if item.recompute == Recompute("stage", 3))
     assert stage.name.endswith("VPP2 stage-3")
     words = stage.arguments()
@@ -158,7 +164,7 @@ def test_reading_a_space() -> None:
         ({"pp": 0}, {}, "whole number of at least 1"),
         ({"pp": [True]}, {}, "whole number"),
         ({"tp": []}, {}, "empty list"),
-        ({"recompute": "sometimes"}, {}, "is not none, selective, full, block, block N or stage N"),
+        ({"recompute": "sometimes"}, {}, "is not none, selective, full, block, block N, stage N or per_stage"),
         ({"split": "odd"}, {}, "even, uneven or both"),
         ({"cp_algorithm": "star"}, {}, "is not one of ring, ulysses"),
         ({"sequence_parallel": "yes"}, {}, "takes true, false"),
