@@ -27,17 +27,8 @@ def page(report: Report, job_file: Mapping[str, Any], explained: Mapping[int, Ex
     rows = view.rows(report)
     drawn = charts.bars(rows, explained, report.budget_mb)
     shown = _explanation_to_show(report, explained)
-    environment = Environment(
-        loader=PackageLoader("mindspeed_dryrun.report", "templates"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["clean"] = view.clean
-    environment.filters["mb"] = lambda size_bytes: f"{size_bytes / 2**20:.0f}M"
-    environment.globals.update(mb=view.mb, ranges=view.ranges, percent=view.percent, shorten=view.shorten)
-    return environment.get_template("report.html").render(
+    return from_template(
+        "report.html",
         report=report,
         verdict=view.verdict(report),
         title=Path(report.job.script).name if report.job else "worker logs",
@@ -52,8 +43,22 @@ def page(report: Report, job_file: Mapping[str, Any], explained: Mapping[int, Ex
         job=job_file,
         layout=view.parallel_words(report.job) if report.job else "",
         engine=view.engine_words(report),
-        version=__version__,
     )
+
+
+def from_template(name: str, **values: Any) -> str:
+    """A template of `templates/`, everything in it escaped."""
+    environment = Environment(
+        loader=PackageLoader("mindspeed_dryrun.report", "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["clean"] = view.clean
+    environment.filters["mb"] = lambda size_bytes: f"{size_bytes / 2**20:.0f}M"
+    environment.globals.update(mb=view.mb, ranges=view.ranges, percent=view.percent, shorten=view.shorten)
+    return environment.get_template(name).render(version=__version__, **values)
 
 
 def read_job_file(record: Path) -> dict[str, Any]:

@@ -2,26 +2,36 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 from mindspeed_dryrun.strategy import galvatron
+from mindspeed_dryrun.strategy.balance import balanced
 from mindspeed_dryrun.strategy.bound import lower_bound_mb, saved_mb, state_mb
 from mindspeed_dryrun.strategy.galvatron import LayerStrategy, Tables
 from mindspeed_dryrun.strategy.hardware import Hardware
 from mindspeed_dryrun.strategy.shape import ModelShape
 from mindspeed_dryrun.strategy.space import Space, strategies
 from mindspeed_dryrun.strategy.strategy import Recompute, Strategy
-from mindspeed_dryrun.strategy.time_model import gather_seconds, iteration_seconds, layer_passes, stage_extras
+from mindspeed_dryrun.strategy.time_model import (
+    end_of_iteration_seconds,
+    gather_seconds,
+    iteration_seconds,
+    layer_passes,
+    stage_extras,
+)
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Both winners, as they would be trained, under the same model. `plan` is Galvatron's own, layer by layer."""
+    """Both winners under the same model. `plan` is Galvatron's own, layer by layer, and `plan_s` the time it would take if
+    it could be trained so; `theirs` is what Megatron makes of it."""
 
     ours: Strategy | None
     ours_s: float
     ours_fits: bool
     plan: galvatron.Plan | None
+    plan_s: float
     theirs: Strategy | None
     theirs_s: float
     theirs_fits: bool
@@ -32,19 +42,33 @@ def compare(
 ) -> Comparison:
     """Searches twice over tensor, pipeline and data parallel sizes, micro batch and recomputation."""
     space = Space(micro_batch=micro_batch)
-    listed = [item for item in strategies(shape, world, space) if lower_bound_mb(shape, item) <= budget_mb]
-    ours = min(listed, key=lambda item: iteration_seconds(shape, item, hardware), default=None)
+    listed = strategies(shape, world, space)
+    plain = dict.fromkeys(dataclasses.replace(item, recompute=Recompute()) for item in listed if item.chunks == 1)
+
+    def stage_mb(strategy: Strategy, stage: int) -> float:
+        return state_mb(shape, strategy, stage) + saved_mb(shape, strategy, stage)
+
+    listed += [item for layout in plain if layout.pp > 1 for item in balanced(layout, stage_mb, budget_mb, budget_mb)]
+    fitting = [item for item in listed if lower_bound_mb(shape, item) <= budget_mb]
+    ours = min(fitting, key=lambda item: iteration_seconds(shape, item, hardware), default=None)
     plan = galvatron.search(_tables(shape, world, budget_mb, hardware, space))
-    theirs = None
+    theirs, plan_s = None, float("inf")
     if plan is not None:
         tp, pp, dp, micro, again = galvatron.as_trained(plan)
         even = ((shape.layers // pp,),) * pp
         theirs = Strategy(tp, pp, dp, 1, micro, even, Recompute("full", 1) if again else Recompute(), tp > 1, dp > 1)
+        # What its recurrence leaves out, at the cheapest of its layers' layouts.
+        layouts = {(layer.tp, layer.dp) for layer in plan.layers}
+        plan_s = plan.seconds + min(
+            end_of_iteration_seconds(shape, dataclasses.replace(theirs, tp=tp, dp=dp, distributed_optimizer=dp > 1), hardware)
+            for tp, dp in layouts
+        )
     return Comparison(
         ours=ours,
         ours_s=iteration_seconds(shape, ours, hardware) if ours else float("inf"),
         ours_fits=ours is not None and lower_bound_mb(shape, ours) <= budget_mb,
         plan=plan,
+        plan_s=plan_s,
         theirs=theirs,
         theirs_s=iteration_seconds(shape, theirs, hardware) if theirs else float("inf"),
         theirs_fits=theirs is not None and lower_bound_mb(shape, theirs) <= budget_mb,

@@ -1,40 +1,30 @@
-"""Self-contained HTML pages with charts drawn as SVG. Data comes in as plain values; everything is escaped."""
+"""The pages of sweep and search: data and geometry here, drawn by `report/templates/strategy.html`, which escapes it."""
 
 from __future__ import annotations
 
-import html
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-_STYLE = """
-:root { color-scheme: light dark; --ink: #1c2430; --paper: #ffffff; --soft: #667085; --line: #d7dce3; --a: #2f6fde;
-        --b: #9dc0ff; --bad: #c62f2f; --good: #1f8a4c; }
-@media (prefers-color-scheme: dark) { :root { --ink: #e8ebf0; --paper: #14181f; --soft: #98a2b3; --line: #333b47;
-        --a: #6ea2ff; --b: #2b4a80; --bad: #ff7b72; --good: #56d364; } }
-body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper); margin: 2rem auto;
-       max-width: 76rem; padding: 0 1rem; }
-h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2rem; }
-table { border-collapse: collapse; width: 100%; font-size: 14px; font-variant-numeric: tabular-nums; }
-.wide { overflow-x: auto; }
-th, td { text-align: right; padding: .35rem .5rem; border-bottom: 1px solid var(--line); white-space: nowrap; }
-th:first-child, td:first-child { text-align: left; }
-pre { background: color-mix(in srgb, var(--line) 40%, transparent); padding: .8rem;
-      white-space: pre-wrap; overflow-wrap: anywhere; }
-svg { width: 100%; height: auto; } svg text { fill: var(--ink); font-size: 12px; }
-.soft { color: var(--soft); } .bad { color: var(--bad); } .good { color: var(--good); }
-"""
+from mindspeed_dryrun.report import html
+from mindspeed_dryrun.report.charts import WIDTH, Piece
+from mindspeed_dryrun.report.view import Verdict
+
+_PLOT_LEFT, _PLOT_WIDTH, _PLOT_HEIGHT = 64.0, 940.0, 440.0
+_PLOT_TOP, _PLOT_BOTTOM = 22.0, 390.0
+_DOT_SIZES = {"winner": 7, "verified": 5, "over": 4, "predicted": 3}
 
 
 @dataclass(frozen=True)
 class Bar:
-    """One variant: what is used, and what fragments add."""
+    """One variant: what is used and what fragments add, against the budget."""
 
     label: str
-    used_mb: float | None
-    actual_mb: float | None
-    fits: bool | None
+    figure: str
+    words: str
+    pieces: tuple[Piece, ...]
+    budget_x: float | None
 
 
 @dataclass(frozen=True)
@@ -47,15 +37,61 @@ class Point:
     kind: str
 
 
-def page(title: str, sections: Sequence[tuple[str, str]], lead: str = "") -> str:
-    """A whole page. Section bodies are HTML already; titles and lead are not."""
-    body = "".join(f"<h2>{html.escape(name)}</h2>{content}" for name, content in sections)
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{html.escape(title)}</title><style>{_STYLE}</style></head><body>"
-        f'<h1>{html.escape(title)}</h1><p class="soft">{html.escape(lead)}</p>{body}</body></html>\n'
-    )
+@dataclass(frozen=True)
+class Dot:
+    """A point, placed."""
+
+    x: float
+    y: float
+    size: int
+    kind: str
+    label: str
+
+
+@dataclass(frozen=True)
+class Plot:
+    """Throughput over memory, placed on a canvas. `across` and `up` are ticks with their text."""
+
+    unit: str
+    across: tuple[tuple[float, str], ...]
+    up: tuple[tuple[float, str], ...]
+    dots: tuple[Dot, ...]
+    front: str  # the points of a line
+    limit_x: float
+    label: str
+    left: float = _PLOT_LEFT
+    width: float = _PLOT_WIDTH
+    height: float = _PLOT_HEIGHT
+    top: float = _PLOT_TOP
+    bottom: float = _PLOT_BOTTOM
+
+
+@dataclass(frozen=True)
+class Table:
+    """The first `left` columns are flush left; `marks` gives each row's last cell a tone: good, bad or nothing."""
+
+    header: Sequence[str]
+    rows: Sequence[Sequence[object]]
+    left: int = 1
+    marks: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of a page: what it has of bars, plot, table, code and text is shown in this order."""
+
+    title: str
+    bars: Sequence[Bar] = ()
+    budget: int | None = None  # of the bars, MB
+    plot: Plot | None = None
+    table: Table | None = None
+    code: Sequence[str] = field(default_factory=tuple)
+    text: Sequence[str] = field(default_factory=tuple)
+
+
+def render(title: str, verdict: Verdict, sections: Sequence[Section]) -> str:
+    """A whole page."""
+    return html.from_template("strategy.html", title=title, verdict=verdict, sections=sections)
 
 
 def write(path: Path, text: str) -> None:
@@ -66,57 +102,25 @@ def write(path: Path, text: str) -> None:
     temporary.replace(path)
 
 
-def html_table(header: Sequence[str], rows: Sequence[Sequence[object]], marks: Sequence[str] = ()) -> str:
-    """`marks` gives each row's last cell a class: good, bad or nothing."""
-    head = "".join(f"<th>{html.escape(cell)}</th>" for cell in header)
-    lines = []
-    for index, row in enumerate(rows):
-        mark = marks[index] if index < len(marks) else ""
-        cells = [f"<td>{html.escape(str(cell))}</td>" for cell in row]
-        if mark:
-            cells[-1] = cells[-1].replace("<td>", f'<td class="{mark}">')
-        lines.append(f"<tr>{''.join(cells)}</tr>")
-    return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{"".join(lines)}</tbody></table></div>'
-
-
-def preformatted(text: str) -> str:
-    return f"<pre>{html.escape(text)}</pre>"
-
-
-def bar_chart(bars: Sequence[Bar], budget_mb: float | None) -> str:
-    """Horizontal bars in GB with the budget as a line."""
-    known = [bar.actual_mb for bar in bars if bar.actual_mb]
-    most = max([*known, budget_mb or 0.0, 1.0]) * 1.04
-    left, width, step = 220, 760, 30
-    height = step * len(bars) + 40
-    parts = []
-    for index, bar in enumerate(bars):
-        y = 24 + index * step
-        name = html.escape(bar.label)
-        parts.append(f'<text x="{left - 8}" y="{y + 14}" text-anchor="end">{name}</text>')
-        if bar.used_mb is None or bar.actual_mb is None:
-            parts.append(f'<text x="{left + 4}" y="{y + 14}" style="fill:var(--bad)">no figures</text>')
+def bars(variants: Sequence[tuple[str, int | None, int | None]], budget_mb: int | None) -> list[Bar]:
+    """Name, used and actual peak of each; all share one scale, which holds the budget too."""
+    scale = max([*(actual or 0 for _, _, actual in variants), budget_mb or 0, 1]) * 1.02 / WIDTH
+    found = []
+    for label, used, actual in variants:
+        if used is None or actual is None:
+            found.append(Bar(label, "no figures", "no figures", (), None))
             continue
-        used, actual = bar.used_mb / most * width, bar.actual_mb / most * width
-        colour = "var(--bad)" if bar.fits is False else "var(--a)"
-        parts.append(
-            f'<g><title>{name}: {bar.used_mb:.0f}M used, {bar.actual_mb:.0f}M with fragments</title>'
-            f'<rect x="{left}" y="{y}" width="{actual:.1f}" height="20" style="fill:var(--b)"/>'
-            f'<rect x="{left}" y="{y}" width="{used:.1f}" height="20" style="fill:{colour}"/></g>'
-            f'<text x="{left + actual + 6:.1f}" y="{y + 14}">{bar.actual_mb / 1024:.1f}G</text>'
+        pieces = (
+            Piece("used", 0.0, round(used / scale, 2), used),
+            Piece("fragments", round(used / scale, 2), round((actual - used) / scale, 2), actual - used),
         )
-    if budget_mb:
-        x = left + budget_mb / most * width
-        parts.append(
-            f'<line x1="{x:.1f}" x2="{x:.1f}" y1="18" y2="{height - 14}" stroke-width="2" stroke-dasharray="5 4" '
-            f'style="stroke:var(--bad)"/><text x="{x:.1f}" y="12" text-anchor="middle">budget {budget_mb / 1024:.1f}G</text>'
-        )
-    return _svg(left + width + 70, height, parts, "peak memory of every variant")
+        budget_x = round(budget_mb / scale, 2) if budget_mb else None
+        found.append(Bar(label, f"{actual}M", f"{used}M used, {actual}M with fragments", pieces, budget_x))
+    return found
 
 
-def pareto_chart(points: Sequence[Point], budget_mb: float, unit: str) -> str:
+def plot(points: Sequence[Point], budget_mb: float, unit: str) -> Plot:
     """Throughput over memory. The line joins what nothing beats in both."""
-    left, width, height = 60, 880, 420
     memory = [*(point.memory_mb for point in points), budget_mb]
     rates = [point.throughput for point in points]
     # The differences are what matters: both axes start below the smallest value, not at zero.
@@ -124,43 +128,28 @@ def pareto_chart(points: Sequence[Point], budget_mb: float, unit: str) -> str:
     least_y, most_y = 0.95 * min(rates), 1.02 * max(rates)
 
     def x(value: float) -> float:
-        return left + (value - least_x) / (most_x - least_x) * width
+        return round(_PLOT_LEFT + (value - least_x) / (most_x - least_x) * (_PLOT_WIDTH - _PLOT_LEFT - 20), 1)
 
     def y(value: float) -> float:
-        return height - 40 - (value - least_y) / (most_y - least_y) * (height - 70)
+        return round(_PLOT_BOTTOM - (value - least_y) / (most_y - least_y) * (_PLOT_BOTTOM - _PLOT_TOP), 1)
 
-    parts = []
-    for tick in _ticks(least_x / 1024, most_x / 1024):
-        parts.append(
-            f'<text x="{x(tick * 1024):.1f}" y="{height - 22}" text-anchor="middle">{tick:g}G</text>'
-            f'<line x1="{x(tick * 1024):.1f}" x2="{x(tick * 1024):.1f}" y1="20" y2="{height - 40}" style="stroke:var(--line)"/>'
-        )
-    for tick in _ticks(least_y, most_y):
-        parts.append(f'<text x="{left - 8}" y="{y(tick) + 4:.1f}" text-anchor="end">{tick:g}</text>')
-    parts.append(f'<text x="{left + width / 2}" y="{height - 4}" text-anchor="middle">peak memory of the worst rank</text>')
-    parts.append(f'<text x="{left}" y="12">{html.escape(unit)}</text>')
-    style = {
-        "winner": ("var(--good)", 6),
-        "verified": ("var(--a)", 5),
-        "over": ("var(--bad)", 4),
-        "predicted": ("var(--b)", 3),
-    }
-    for point in sorted(points, key=lambda point: list(style).index(point.kind), reverse=True):
-        colour, size = style[point.kind]
-        parts.append(
-            f'<circle cx="{x(point.memory_mb):.1f}" cy="{y(point.throughput):.1f}" r="{size}" style="fill:{colour}">'
-            f"<title>{html.escape(point.label)} ({point.kind}): {point.memory_mb:.0f}M, {point.throughput:.1f}</title></circle>"
-        )
+    kinds = list(_DOT_SIZES)
     front = pareto_front(points)
-    if len(front) > 1:
-        path = " ".join(f"{x(point.memory_mb):.1f},{y(point.throughput):.1f}" for point in front)
-        parts.append(f'<polyline points="{path}" fill="none" stroke-width="1.5" style="stroke:var(--soft)"/>')
-    parts.append(
-        f'<line x1="{x(budget_mb):.1f}" x2="{x(budget_mb):.1f}" y1="20" y2="{height - 40}" stroke-width="2" '
-        f'stroke-dasharray="5 4" style="stroke:var(--bad)"/>'
-        f'<text x="{x(budget_mb):.1f}" y="14" text-anchor="middle">budget</text>'
-    )
-    return _svg(left + width + 30, height, parts, "throughput over memory")
+    return Plot(
+        unit=unit,
+        across=tuple((x(tick * 1024), f"{tick:g}G") for tick in _ticks(least_x / 1024, most_x / 1024)),
+        up=tuple((y(tick), f"{tick:g}") for tick in _ticks(least_y, most_y)),
+        dots=tuple(
+            Dot(
+                x(point.memory_mb), y(point.throughput), _DOT_SIZES[point.kind], point.kind,
+                f"{point.label} ({point.kind}): {point.memory_mb:.0f}M, {point.throughput:.1f} {unit}",
+            )
+            for point in sorted(points, key=lambda point: kinds.index(point.kind), reverse=True)
+        ),
+        front=" ".join(f"{x(point.memory_mb)},{y(point.throughput)}" for point in front) if len(front) > 1 else "",
+        limit_x=x(budget_mb),
+        label=f"{unit} over memory: {len(points)} strategies, {len(front)} of them beaten by none in both",
+    )  # fmt: skip
 
 
 def pareto_front(points: Sequence[Point]) -> list[Point]:
@@ -178,7 +167,3 @@ def _ticks(least: float, most: float) -> list[float]:
     step = 10 ** math.floor(math.log10(span))
     step *= next((factor for factor in (0.2, 0.5, 1.0) if span / (step * factor) <= 8), 2.0)
     return [round(step * index, 6) for index in range(math.ceil(least / step), int(most / step) + 1)]
-
-
-def _svg(width: float, height: float, parts: Sequence[str], label: str) -> str:
-    return f'<svg viewBox="0 0 {width:.0f} {height:.0f}" role="img" aria-label="{html.escape(label)}">{"".join(parts)}</svg>'

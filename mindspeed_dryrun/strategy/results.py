@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from mindspeed_dryrun.report.view import Verdict
 from mindspeed_dryrun.strategy import page, volumes
 from mindspeed_dryrun.strategy.hardware import Hardware
 from mindspeed_dryrun.strategy.search import Candidate, SearchResult
@@ -109,6 +110,9 @@ _PARTS = {
 
 def communication_line(winner: Candidate, shape: ModelShape) -> str:
     """The engine's list of collectives against the volumes behind the predicted time."""
+    strategy = winner.strategy
+    if strategy.tp * strategy.dp * strategy.cp == 1:
+        return "Communication of the best: between neighbouring stages only."
     stages = communication(winner, shape)
     if not stages:
         return "Communication was counted from the model's shape; the dry run left no list of collectives."
@@ -292,28 +296,73 @@ def points(result: SearchResult, shape: ModelShape, hardware: Hardware) -> list[
     return found
 
 
+def stage_table(best: Candidate, shape: ModelShape) -> page.Table:
+    """The best strategy, stage by stage."""
+    strategy, measured = best.strategy, best.measurement
+    microbatches = strategy.microbatches(shape.global_batch)
+    rows = [
+        [
+            stage,
+            _chunks(layers),
+            _chunks(strategy.recomputed(stage)),
+            _chunks(strategy.in_flight(stage, microbatches)),
+            *([f"{peak.used_mb}M", f"{peak.actual_mb}M"] if measured and (peak := measured.stages.get(stage)) else ["-", "-"]),
+        ]
+        for stage, layers in enumerate(strategy.stages)
+    ]
+    return page.Table(["stage", "layers", "recomputed", "microbatches held", "used", "with fragments"], rows)
+
+
+def _chunks(numbers: Sequence[int]) -> str:
+    return " + ".join(map(str, numbers))
+
+
 def to_html(result: SearchResult, shape: ModelShape, hardware: Hardware, script: str) -> str:
-    """The page: winners, chart, what to run."""
+    """The page: verdict, winners, chart, what to run."""
     header, rows = header_and_rows(result, shape, hardware)
     sections = []
     if rows:
-        sections.append(("Winners, each verified by dry run", page.html_table(header, rows)))
+        sections.append(
+            page.Section(
+                "Winners, each verified by dry run", table=page.Table(header, rows, left=2), text=[_NAMES]
+            )
+        )
+        verdict = Verdict("FOUND", "good", f"{found_sentence(result)} Budget {format_mb(result.budget_mb)} a card.")
     else:
-        sections.append(("Nothing fits", page.preformatted(nothing_fits(result))))
+        word = "INTERRUPTED" if result.interrupted else "NOTHING FITS"
+        verdict = Verdict(word, "warn" if result.interrupted else "bad", nothing_fits(result))
     shown = points(result, shape, hardware)
     if shown:
-        legend = (
-            '<p class="soft">Green: winners. Blue: dry-run, fits. Red: dry-run, does not fit. Pale: predicted only. '
-            "The line joins what nothing beats in both.</p>"
-        )
         sections.append(
-            ("Throughput over memory", page.pareto_chart(shown, result.budget_mb, "tokens/s/card") + legend)
+            page.Section(
+                "Throughput over memory",
+                plot=page.plot(shown, result.budget_mb, "tokens/s/card"),
+                text=["The line joins what nothing beats in both. Throughput is predicted; memory of the small dots too."],
+            )
         )
     if result.winners:
-        best = result.winners[0].strategy
-        sections.append(("Trainer arguments of the best", page.preformatted(shlex.join(best.arguments()))))
-        sections.append(
-            ("Weight conversion must agree", page.preformatted(" ".join(best.conversion_arguments())))
-        )
-    sections.append(("What it took", page.preformatted("\n".join(summary_lines(result, hardware)))))
-    return page.page(f"Search for {script}", sections, f"Budget {format_mb(result.budget_mb)} a card.")
+        best = result.winners[0]
+        sections += [
+            page.Section("The best, stage by stage", table=stage_table(best, shape)),
+            page.Section("Its trainer arguments", code=[shlex.join(best.strategy.arguments())]),
+            page.Section(
+                "Arguments of the weight conversion, which must agree", code=[shlex.join(best.strategy.conversion_arguments())]
+            ),
+        ]
+    sections.append(page.Section("What it took", text=summary_lines(result, hardware)))
+    return page.render(f"Search for {script}", verdict, sections)
+
+
+def found_sentence(result: SearchResult) -> str:
+    """The best in one sentence."""
+    best = result.winners[0]
+    assert best.measurement is not None
+    peak = best.measurement.actual_mb
+    return f"{best.strategy.name} needs {peak}M on its worst rank, {result.budget_mb - peak}M below the budget."
+
+
+_NAMES = (
+    "TP, PP, DP, CP: tensor, pipeline, data and context parallel size (u: Ulysses). MBS: micro batch. VPP: chunks of a stage. "
+    "[…]: layers of each stage. full, selective, block-N, stage-N: recomputation, of N layers of each chunk or of each stage; "
+    "block-2,1,0x6: 2 of the first stage, 1 of the second, none of the other 6. DO: distributed optimizer."
+)

@@ -10,6 +10,7 @@ import os
 import signal
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from mindspeed_dryrun.launch.executors.local import ending_on_signals
 from mindspeed_dryrun.launch.job import Job, understand
 from mindspeed_dryrun.launch.script import capture
 from mindspeed_dryrun.record.model import Report
+from mindspeed_dryrun.report.view import Verdict
 from mindspeed_dryrun.strategy import page
 from mindspeed_dryrun.strategy.hardware import Hardware, read_hardware
 from mindspeed_dryrun.strategy.measure import file_name
@@ -310,7 +312,7 @@ _VERDICTS = {"ok": "fits", "oom": "too big", "failed": "failed", "timeout": "tim
 
 def _cells(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
     timed = any(row.estimate for row in rows)
-    header = ["variant", "used", "with fragments", "by stage", "worst rank"]
+    header = ["variant", "used", "with fragments", "by stage: used/with fragments", "worst rank"]
     header += ["s/iteration", "TFLOP/s/card"] if timed else []
     body = []
     for row in rows:
@@ -353,36 +355,42 @@ def _time_note(hardware: Hardware, release: Release) -> str:
 
 def to_html(plan: SweepFile, rows: Sequence[Row]) -> str:
     """The same with a chart."""
-    bars = [
-        page.Bar(
-            row.variant.name,
-            row.report.used_peak_mb if row.report else None,
-            row.report.actual_peak_mb if row.report else None,
-            row.report.fits if row.report else None,
-        )
+    drawn = [
+        (row.variant.name, row.report.used_peak_mb, row.report.actual_peak_mb) if row.report else (row.variant.name, None, None)
         for row in rows
     ]
     budgets = [row.report.budget_mb for row in rows if row.report and row.report.budget_mb]
+    budget_mb = plan.budget_mb or max(budgets, default=None)
     header, body = _cells(rows)
     marks = ["good" if row.status == "ok" else "bad" if row.status != "open" else "" for row in rows]
+    notes = []
+    if any(row.estimate for row in rows) and plan.hardware:
+        notes = _time_note(plan.hardware, plan.release).splitlines()
     sections = [
-        ("Peak memory", page.bar_chart(bars, plan.budget_mb or (max(budgets) if budgets else None))),
-        ("Variants", page.html_table(header, body, marks)),
+        page.Section("Peak memory", bars=page.bars(drawn, budget_mb), budget=budget_mb),
+        page.Section("Variants", table=page.Table(header, body, 1, marks), text=notes),
     ]
     problems = [f"{row.variant.name}: {row.error}" for row in rows if row.error]
     if problems:
-        sections.append(("Problems", page.preformatted("\n".join(problems))))
-    lead = f"{len(rows)} variants of {plan.script.name}. Dark: used; light: fragments on top."
-    if any(row.estimate for row in rows) and plan.hardware:
-        lead += " " + _time_note(plan.hardware, plan.release)
-    return page.page(f"Sweep of {plan.script.name}", sections, lead)
+        sections.append(page.Section("Problems", code=problems))
+    return page.render(f"Sweep of {plan.script.name}", _verdict(rows), sections)
+
+
+def _verdict(rows: Sequence[Row]) -> Verdict:
+    count = Counter(row.status for row in rows)
+    said = ", ".join(f"{count[status]} {words}" for status, words in _VERDICTS.items() if count[status])
+    known = [(row.report.actual_peak_mb, row.variant.name) for row in rows if row.report and row.report.actual_peak_mb]
+    least = f" The least memory: {min(known)[1]} with {min(known)[0]}M." if known else ""
+    word, tone = {0: ("ALL FIT", "good"), 3: ("NOT ALL FIT", "bad")}.get(exit_status(rows), ("NOT ALL COUNTED", "warn"))
+    return Verdict(word, tone, f"{len(rows)} variants: {said}.{least}")
 
 
 def _by_stage(report: Report) -> str:
-    peaks: dict[int, int] = {}
+    peaks: dict[int, tuple[int, int]] = {}
     for rank in report.ranks:
-        peaks[rank.stage or 0] = max(peaks.get(rank.stage or 0, 0), rank.used_peak_mb or 0)
-    return " ".join(str(peaks[stage]) for stage in sorted(peaks))
+        used, actual = peaks.get(rank.stage or 0, (0, 0))
+        peaks[rank.stage or 0] = max(used, rank.used_peak_mb or 0), max(actual, rank.actual_peak_mb or 0)
+    return " ".join(f"{used}/{actual}" for _, (used, actual) in sorted(peaks.items()))
 
 
 def _estimate_json(guess: Estimate | None) -> dict[str, float] | None:

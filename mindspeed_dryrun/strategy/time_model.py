@@ -134,11 +134,20 @@ def _iteration(shape: ModelShape, strategy: Strategy, hardware: Hardware) -> tup
         stages.append(time)
     busiest = max(stages, key=lambda stage: stage.total)
     fill = (sum(stage.total for stage in stages) - busiest.total) / strategy.chunks
-    gradients = max(_gradient_seconds(shape, strategy, hardware, stage) for stage in range(strategy.pp))
-    step = max(_step_seconds(shape, strategy, hardware, stage) for stage in range(strategy.pp))
+    gradients, step = _end_of_iteration(shape, strategy, hardware)
     compute = microbatches * busiest.compute
     waiting = microbatches * busiest.waiting + gradients
     return compute + waiting + fill + step, compute, waiting, fill, step
+
+
+def end_of_iteration_seconds(shape: ModelShape, strategy: Strategy, hardware: Hardware) -> float:
+    """What comes after the last microbatch: the replicas' gradients and the optimizer step."""
+    return sum(_end_of_iteration(shape, strategy, hardware))
+
+
+def _end_of_iteration(shape: ModelShape, strategy: Strategy, hardware: Hardware) -> tuple[float, float]:
+    gradients = max(_gradient_seconds(shape, strategy, hardware, stage) for stage in range(strategy.pp))
+    return gradients, max(_step_seconds(shape, strategy, hardware, stage) for stage in range(strategy.pp))
 
 
 def stage_extras(shape: ModelShape, strategy: Strategy, hardware: Hardware, stage: int) -> _Pass:

@@ -1,4 +1,4 @@
-"""report.html in a real browser: quiet, offline, readable on a phone and on a desk, and open to everyone."""
+"""report.html, sweep.html and search.html in a real browser: quiet, offline, readable on a phone and on a desk, and open to everyone."""
 
 from __future__ import annotations
 
@@ -16,11 +16,19 @@ import pytest
 
 from mindspeed_dryrun.report import html
 from mindspeed_dryrun.report.explain import explain_ranks
+from mindspeed_dryrun.strategy import results
+from mindspeed_dryrun.strategy.search import Search
+from mindspeed_dryrun.strategy.space import Space, strategies
+from mindspeed_dryrun.strategy.sweep import Row, SweepFile, Variant, to_html
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 sys.path.insert(0, str(Path(__file__).parent))
 import chromium
+import strategy_models
 from report_samples import SAMPLES, fits
+from strategy_models import MODELS
+from strategy_oracle import Oracle
 from tracker_file import Program
 
 pytestmark = pytest.mark.browser
@@ -89,14 +97,33 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     }
     found["explained"] = folder / "explained.html"
     found["explained"].write_text(html.page(report, job, explain_ranks(folder, report.ranks)), encoding="utf-8")
+    for name, text in _strategy_pages().items():
+        found[name] = folder / f"{name}.html"
+        found[name].write_text(text, encoding="utf-8")
     return found
 
 
+def _strategy_pages() -> dict[str, str]:
+    """Of a search that finds, of one that does not, and of a sweep with every kind of outcome."""
+    shape, hardware = MODELS["llama2-13b"], strategy_models.hardware()
+    listed = strategies(shape, 16, Space(vpp=(1, 2)))
+    pages = {}
+    for name, budget in (("search", 30), ("search in vain", 8)):
+        result = Search(shape, listed, hardware, budget * 1024, Oracle(shape), per_stage=True).run()
+        pages[name] = results.to_html(result, shape, hardware, "train.sh")
+    variants = [Variant(name) for name in ("TP2", "TP4 with a name that is long enough to need a second line on a phone", "bad", "open")]
+    plan = SweepFile(Path("train.sh"), tuple(variants), 60000, hardware)
+    rows = [Row(variants[0], fits(), None, 3.0), Row(variants[1], SAMPLES["does_not_fit"](), None, 4.0)]
+    rows += [Row(variants[2], None, "--num-layers 28 is not divisible by 3: <b>say</b> another.", 0.1), Row(variants[3])]
+    return {**pages, "sweep": to_html(plan, rows)}
+
+
 NAMES = [*SAMPLES, "explained"]
+STRATEGY_NAMES = ["search", "search in vain", "sweep"]
 
 
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, *STRATEGY_NAMES])
 def test_no_console_message_and_no_request_but_the_page(browser, pages, name, size):
     browser.open(pages[name], *SIZES[size])
     browser.evaluate("new Promise(done => setTimeout(done, 200))")
@@ -105,11 +132,11 @@ def test_no_console_message_and_no_request_but_the_page(browser, pages, name, si
 
 
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, *STRATEGY_NAMES])
 def test_verdict_and_worst_rank_are_on_the_first_screen_and_nothing_overflows(browser, pages, name, size):
     width, height = SIZES[size]
     browser.open(pages[name], width, height)
-    for element in ("verdict", "worst"):
+    for element in ("verdict", "worst") if name in NAMES else ("verdict",):
         box = browser.evaluate(
             f"(() => {{const b = document.getElementById('{element}').getBoundingClientRect();"
             f" return {{left: b.left, right: b.right, top: b.top, bottom: b.bottom}}}})()"
@@ -148,6 +175,22 @@ def test_the_charts_are_drawn(browser, pages, size, tmp_path):
     assert len(browser.screenshot(tmp_path / "page.png")) > 20_000
 
 
+@pytest.mark.parametrize("size", SIZES)
+def test_the_charts_of_strategies_are_drawn(browser, pages, size):
+    browser.open(pages["search"], *SIZES[size])
+    kinds = browser.evaluate("[...document.querySelectorAll('.plot circle')].map(c => [c.className.baseVal, getComputedStyle(c).fill])")
+    assert {"p-winner", "p-over", "p-predicted"} <= {kind for kind, _ in kinds} and len({fill for _, fill in kinds}) >= 3
+    drawn = browser.evaluate(
+        "(() => {const b = document.querySelector('.plot').getBoundingClientRect();"
+        " const t = document.querySelector('.plot text').getBoundingClientRect(); return [b.width, b.height, t.height]})()"
+    )
+    assert drawn[0] > 600 and drawn[1] > 250 and drawn[2] > 9, "a phone scrolls the plot, it does not shrink it"
+    browser.open(pages["sweep"], *SIZES[size])
+    bars = browser.evaluate("[...document.querySelectorAll('.bar')].map(b => b.querySelectorAll('rect').length)")
+    assert bars == [2, 2, 0, 0]
+    assert browser.evaluate("document.querySelectorAll('b').length") == 0
+
+
 def test_light_and_dark_differ_and_both_are_readable(browser, pages, tmp_path):
     colours = {}
     for scheme in ("light", "dark"):
@@ -160,7 +203,7 @@ def test_light_and_dark_differ_and_both_are_readable(browser, pages, tmp_path):
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, *STRATEGY_NAMES])
 def test_axe_finds_no_serious_violation(browser, pages, axe, name, size, scheme):
     browser.open(pages[name], *SIZES[size], scheme=scheme)
     browser.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")

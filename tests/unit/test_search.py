@@ -16,6 +16,7 @@ from mindspeed_dryrun.commands import main
 from mindspeed_dryrun.errors import DryRunError, UsageError
 from mindspeed_dryrun.launch.script import capture
 from mindspeed_dryrun.record.model import EngineSummary, RankReport, Report
+from mindspeed_dryrun.report.view import Verdict
 from mindspeed_dryrun.strategy import page, results
 from mindspeed_dryrun.strategy.measure import Measurement, StagePeak, job_of, read_measurement
 from mindspeed_dryrun.strategy.search import Candidate, Progress, Search, SearchResult
@@ -267,7 +268,14 @@ def test_everything_is_written(tmp_path: Path) -> None:
 def test_the_pareto_front_is_what_nothing_beats() -> None:
     points = [page.Point("a", 10, 5, "winner"), page.Point("b", 20, 4, "over"), page.Point("c", 30, 9, "predicted")]
     assert [point.label for point in page.pareto_front(points)] == ["a", "c"]
-    assert "<script" not in page.pareto_chart([page.Point("<script>", 1, 1, "winner")], 10, "x")
+
+
+def test_a_page_escapes_what_it_is_given() -> None:
+    drawn = page.plot([page.Point("<script>", 1, 1, "winner")], 10, "tokens/s")
+    bars = page.bars([("<script>", 10, 12), ("broken", None, None)], 20)
+    table = page.Table(["a"], [["<script>"]])
+    text = page.render("<script>", Verdict("FOUND", "good", "<script>"), [page.Section("s", bars, 20, drawn, table, ["<script>"], ["<script>"])])
+    assert "<script" not in text and text.count("&lt;script&gt;") >= 7 and "no figures" in text
 
 
 def test_a_failed_rank_is_never_a_measurement() -> None:

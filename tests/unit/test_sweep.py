@@ -229,6 +229,6 @@ def test_the_page_has_a_chart_and_escapes_names(tmp_path: Path) -> None:
     plan = SweepFile(SCRIPT, (Variant("<b>&", {"TP": "2"}),), 59392, hardware())
     rows = Sweep(plan, tmp_path, lambda job, out: _report(60000, status="oom")).run()
     text = to_html(plan, rows)
-    assert "<svg" in text and "budget 58.0G" in text and "&lt;b&gt;&amp;" in text and "<b>&" not in text
+    assert "<svg" in text and "budget 59392M" in text and "&lt;b&gt;&amp;" in text and "<b>&" not in text
     assert "s/iteration" in text and "<script" not in text and "src=" not in text
     assert (tmp_path / "sweep.html").read_text() == text
