@@ -104,7 +104,7 @@ def run_case(index: int, folder: Path, jobs: int | None) -> Outcome:
         (strategy.name, stage, search.model.stage(strategy, stage)[0], peak.used_mb)
         for strategy in listed
         if strategy not in seen
-        for stage, peak in enumerate(counted[strategy].stages)
+        for stage, peak in counted[strategy].stages.items()
     ]
     winner = result.winners[0]
     assert winner.measurement is not None

@@ -109,6 +109,18 @@ def build_hardware(data: dict[str, Any], where: str) -> Hardware:
     )
 
 
+# What a cluster may have differently from the hardware file.
+CLUSTER_KEYS = ("hbm_gb", "link_gb_s", "network_gb_s")
+
+
+def in_cluster(hardware: Hardware, cluster: Section) -> Hardware:
+    """The hardware with the memory and the links that the `cluster` section of a search names."""
+    changes: dict[str, Any] = {name: _range(cluster, name) for name in CLUSTER_KEYS[1:] if cluster.has(name)}
+    if cluster.has("hbm_gb"):
+        changes["hbm_mb"] = int(cluster.number("hbm_gb") * 1024)
+    return dataclasses.replace(hardware, **changes)
+
+
 def to_yaml(hardware: Hardware) -> dict[str, Any]:
     """The inverse of `build_hardware`."""
     data: dict[str, Any] = {"name": hardware.name}

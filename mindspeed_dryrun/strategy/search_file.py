@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mindspeed_dryrun.errors import UsageError
-from mindspeed_dryrun.strategy.hardware import Hardware, read_hardware
+from mindspeed_dryrun.strategy.hardware import CLUSTER_KEYS, Hardware, in_cluster, read_hardware
 from mindspeed_dryrun.strategy.space import Space, read_space
 from mindspeed_dryrun.strategy.yaml_file import Section, read_yaml
 from mindspeed_dryrun.units import parse_size_mb
@@ -38,7 +38,9 @@ def read_search(path: Path) -> SearchFile:
     """A search file, or a `UsageError` that names the key."""
     section = Section(read_yaml(path), str(path), _KEYS)
     hardware = read_hardware(path.parent / section.text("hardware"))
-    cluster = Section(section.data.get("cluster") or {}, f"{path}: 'cluster'", ("nodes", "cards_per_node"))
+    keys = ("nodes", "cards_per_node", *CLUSTER_KEYS)
+    cluster = Section(section.data.get("cluster") or {}, f"{path}: 'cluster'", keys)
+    hardware = in_cluster(hardware, cluster)
     cards = cluster.integer("cards_per_node", hardware.cards_per_node)
     if cards > hardware.cards_per_node:
         raise UsageError(

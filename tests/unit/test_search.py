@@ -324,6 +324,17 @@ def test_a_search_file_that_cannot_be_meant(tmp_path: Path, changes: dict[str, o
         read_search(_file(tmp_path, **changes))
 
 
+def test_a_cluster_may_have_other_memory_and_links(tmp_path: Path) -> None:
+    plain = read_search(_file(tmp_path, cluster={"nodes": 2})).hardware
+    cluster = {"nodes": 2, "hbm_gb": 96, "link_gb_s": 30, "network_gb_s": [20, 40, 50]}
+    plan = read_search(_file(tmp_path, cluster=cluster, budget="80G"))
+    assert (plan.hardware.hbm_mb, plan.world, plan.budget_mb) == (96 * 1024, 16, 80 * 1024)
+    assert plan.hardware.link_gb_s.typical == 30 and plan.hardware.network_gb_s.high == 50
+    assert dataclasses.replace(plan.hardware, hbm_mb=plain.hbm_mb, link_gb_s=plain.link_gb_s, network_gb_s=plain.network_gb_s) == plain
+    with pytest.raises(UsageError, match="'link_gb_s' must be one number above 0"):
+        read_search(_file(tmp_path, cluster={"link_gb_s": "fast"}))
+
+
 def test_wrong_files_exit_with_2_and_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for text in ("script: [", "- 1", "a: b: c", ""):
         path = tmp_path / "bad.yaml"
