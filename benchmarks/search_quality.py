@@ -1,6 +1,6 @@
 """Is the search right? Small spaces tried out in full by dry run, then searched; and memory predicted for what was held out.
 
-    python benchmarks/search_quality.py --out quality            # five models x cluster sizes, about 120 simulated ranks
+    python benchmarks/search_quality.py --out quality            # six models x cluster sizes, about 190 simulated ranks
     python benchmarks/search_quality.py --out quality --case 0   # one of them
 
 For every case all strategies are dry-run; the budget is set between them; the search is run on the same engine. Shown: whether the
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import json
 import statistics
 from pathlib import Path
@@ -23,11 +24,12 @@ from mindspeed_dryrun.strategy.measure import DryRuns
 from mindspeed_dryrun.strategy.search import Search
 from mindspeed_dryrun.strategy.shape import read_shape
 from mindspeed_dryrun.strategy.space import Space, strategies
-from mindspeed_dryrun.strategy.strategy import Recompute
+from mindspeed_dryrun.strategy.strategy import Recompute, Strategy
 from mindspeed_dryrun.strategy.text import say, table
 
 ROOT = Path(__file__).resolve().parents[1]
-# name, cards, layers (few: a simulated layer costs time, its width costs none), flags of the published model.
+# name, cards, layers (few: a simulated layer costs time, its width costs none), flags of the published model. One with `stages` in
+# its name recomputes any number of layers of any stage; the others none or all.
 _COMMON = (
     "--swiglu --disable-bias-linear --normalization RMSNorm --position-embedding-type rope --use-flash-attn --use-fused-rmsnorm "
     "--use-fused-swiglu --use-fused-rotary-pos-emb --attention-dropout 0.0 --hidden-dropout 0.0 --bf16 --train-iters 10 --lr 1e-5 "
@@ -46,11 +48,27 @@ CASES = [
     ("Qwen3-8B, 4 layers", 4, 4, "--hidden-size 4096 --ffn-hidden-size 12288 --num-attention-heads 32 --group-query-attention "
      "--num-query-groups 8 --kv-channels 128 --qk-layernorm --padded-vocab-size 151936 --untie-embeddings-and-output-weights "
      "--seq-length 4096"),
+    ("Qwen2.5-7B, 6 layers, stages", 4, 6, "--hidden-size 3584 --ffn-hidden-size 18944 --num-attention-heads 28 --group-query-attention "
+     "--num-query-groups 4 --padded-vocab-size 152064 --untie-embeddings-and-output-weights --add-qkv-bias --seq-length 16384"),
 ]  # fmt: skip
 _SPACE = Space(
     tp=(1, 2), pp=(1, 2), vpp=(1,), micro_batch=(1, 2), recompute=(Recompute(), Recompute("full", 1)), blocks=False,
     uneven=False, distributed_optimizer=(True,),
 )  # fmt: skip
+
+
+_BY_STAGE = dataclasses.replace(_SPACE, pp=(2,), micro_batch=(1,), recompute=(Recompute(),), blocks=True)
+
+
+def every_count(listed: list[Strategy]) -> list[Strategy]:
+    """Every combination of recomputed layers of both stages."""
+    found = []
+    for layout in dict.fromkeys(dataclasses.replace(item, recompute=Recompute()) for item in listed):
+        for each in itertools.product(*(range(stage[0] + 1) for stage in layout.stages)):
+            same = len(set(each)) == 1
+            recompute = Recompute("block", max(each), () if same else each) if any(each) else Recompute()
+            found.append(dataclasses.replace(layout, recompute=recompute))
+    return found
 
 
 @dataclasses.dataclass
@@ -85,31 +103,35 @@ def run_case(index: int, folder: Path, jobs: int | None) -> Outcome:
     call = capture(script)
     shape = read_shape(call.program_args)
     hardware = read_hardware(ROOT / "examples" / "hardware" / "ascend910b.yaml")
-    listed = strategies(shape, cards, _SPACE)
+    per_stage = name.endswith("stages")
+    listed = strategies(shape, cards, _BY_STAGE if per_stage else _SPACE)
     measure = DryRuns(call, str(script), 8, folder / "runs", LaunchOptions(trainer="embedded", jobs=jobs, timeout_s=1800))
     counted = {}
-    for number, strategy in enumerate(listed, 1):
-        say(f"{name}: exhaustive {number}/{len(listed)} {strategy.name}")
+    everything = every_count(listed) if per_stage else listed
+    for number, strategy in enumerate(everything, 1):
+        say(f"{name}: exhaustive {number}/{len(everything)} {strategy.name}")
         counted[strategy] = measure(strategy)
         if counted[strategy].error:
             raise SystemExit(f"{strategy.name}: {counted[strategy].error}")
     peaks = sorted(found.actual_mb for found in counted.values())
     budget = (peaks[len(peaks) // 3] + peaks[len(peaks) // 3 + 1]) // 2
-    search = Search(shape, listed, hardware, budget, measure, winners=1, on_progress=lambda step: say(f"{step.phase}: {step.what}"))
-    order = sorted(Search(shape, listed, hardware, 1 << 30, measure).result.candidates, key=lambda item: item.key)
+    search = Search(
+        shape, listed, hardware, budget, measure, 1, lambda step: say(f"{step.phase}: {step.what}"), per_stage=per_stage
+    )
+    order = Search(shape, everything, hardware, 1 << 30, measure).result.candidates
     best = next(item.strategy for item in order if counted[item.strategy].actual_mb <= budget)
     result = search.run()
     seen = {seen.strategy for seen in search.model.observations}
     held_out = [
         (strategy.name, stage, search.model.stage(strategy, stage)[0], peak.used_mb)
-        for strategy in listed
+        for strategy in everything
         if strategy not in seen
         for stage, peak in counted[strategy].stages.items()
     ]
     winner = result.winners[0]
     assert winner.measurement is not None
     return Outcome(
-        name, cards, len(listed), budget, best.name, winner.strategy.name, winner.measurement.actual_mb <= budget,
+        name, cards, len(everything), budget, best.name, winner.strategy.name, winner.measurement.actual_mb <= budget,
         result.dry_runs, result.probes, held_out,
     )  # fmt: skip
 

@@ -55,6 +55,10 @@ class LinearBelief:
             variance += left * shared
         return mean, math.sqrt(max(0.0, variance))
 
+    def mean_of(self, features: Features) -> float:
+        """The mean alone."""
+        return sum(self.mean[position] * weight for position, weight in self._pairs(features))
+
     def gain(self, target: Features, probe: Features, noise: float) -> float:
         """By how much measuring `probe` would shrink the variance of `target`."""
         left, right = self._pairs(target), self._pairs(probe)

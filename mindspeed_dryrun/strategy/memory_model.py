@@ -1,10 +1,18 @@
 """Peak memory of every stage, predicted from a few dry runs.
 
 Memory is linear in what a stage holds (layers, microbatches in flight, tokens), so a handful of small dry runs gives
-the coefficients and large ones are extrapolated. A stage peaks in one of two places: in the backward pass after the
-warm-up, or in the optimizer step, which holds no activations but works on the largest parameter. Both are linear; the
-peak is the larger. Each coefficient starts from what the layer's tensors say and is moved by what the dry runs count;
-the spread that is left, and the residual that is seen, say how far a prediction can be trusted.
+the coefficients and large ones are extrapolated. A stage peaks in one of five places, each a line of its own, and its
+peak is the largest of them:
+
+- backward: after the warm-up, in the last layer, or in one that is recomputed for it;
+- loss: on the last stage, with the logits in 16 and 32 bits;
+- head: its backward pass, with the gradient of the logits and that of the output layer's weight;
+- embedding: its backward pass on the first stage, with the gradient of the whole table, when one microbatch's
+  activations are gone;
+- step: no activations, but a mask over the largest gradient, whose zeros are counted.
+
+Each coefficient starts from what the tensors say and is moved by what the dry runs count; the spread that is left, and
+the residual that is seen, say how far a prediction can be trusted.
 """
 
 from __future__ import annotations
@@ -56,34 +64,34 @@ class MemoryModel:
         self._names: dict[str, Prior] = {}
         for strategy in strategies:
             for stage in {0, strategy.pp // 2, strategy.pp - 1}:
-                for features in _features(shape, strategy, stage):
-                    for name in features:
+                for place in _places(shape, strategy, stage):
+                    for name in place:
                         if name not in self._names:
                             self._names[name] = _prior(name, shape)
-        self._backward = LinearBelief(self._names)
-        self._step = LinearBelief(self._names)
+        self._belief = LinearBelief(self._names)
         self._fragments = _FRAGMENTS
 
     def add(self, observations: Sequence[Observation]) -> None:
-        """Learns from dry runs and fits again from the start: which of the two peaks a stage has may look different
-        with more of them known."""
+        """Learns from dry runs and fits again from the start: where a stage peaks may look different with more of them
+        known."""
         self.observations.extend(observations)
         for _ in range(4):
-            belief = (LinearBelief(self._names), LinearBelief(self._names))
+            belief = LinearBelief(self._names)
             for seen in self.observations:
-                backward, step = _features(seen.shape, seen.strategy, seen.stage)
-                in_step = self._step.predict(step)[0] > self._backward.predict(backward)[0]
                 rest = seen.used_mb - state_mb(seen.shape, seen.strategy, seen.stage)
                 noise = _NOISE_MB + _NOISE_SHARE * seen.used_mb
-                belief[in_step].observe(step if in_step else backward, rest, noise)
-            self._backward, self._step = belief
+                belief.observe(self._peak(seen.shape, seen.strategy, seen.stage), rest, noise)
+            self._belief = belief
         self._fragments = _fragment_ratio(self.observations)
+
+    def _peak(self, shape: ModelShape, strategy: Strategy, stage: int) -> Features:
+        """The place where this stage is believed to peak."""
+        return max(_places(shape, strategy, stage), key=self._belief.mean_of)
 
     def stage(self, strategy: Strategy, stage: int, shape: ModelShape | None = None) -> tuple[float, float]:
         """Used peak of one stage and its spread, MB."""
         shape = shape or self.shape
-        backward, step = _features(shape, strategy, stage)
-        mean, spread = max(self._backward.predict(backward), self._step.predict(step))
+        mean, spread = self._belief.predict(self._peak(shape, strategy, stage))
         used = mean + state_mb(shape, strategy, stage)
         return used, math.hypot(spread, _NOISE_MB + _NOISE_SHARE * used)
 
@@ -102,14 +110,10 @@ class MemoryModel:
 
     def gain(self, target: Strategy, stage: int, probe: Strategy, probe_shape: ModelShape) -> float:
         """How much a dry run of `probe` would tell about the target's worst stage (variance, MB²)."""
-        backward, step = _features(self.shape, target, stage)
-        in_step = self._step.predict(step)[0] > self._backward.predict(backward)[0]
-        belief, wanted = (self._step, step) if in_step else (self._backward, backward)
-        total = 0.0
-        for probed in range(probe.pp):
-            features = _features(probe_shape, probe, probed)[in_step]
-            total = max(total, belief.gain(wanted, features, _NOISE_MB))
-        return total
+        wanted = self._peak(self.shape, target, stage)
+        return max(
+            self._belief.gain(wanted, self._peak(probe_shape, probe, probed), _NOISE_MB) for probed in range(probe.pp)
+        )
 
     def residuals(self) -> list[float]:
         """Relative error of the fit on what it has seen."""
@@ -133,90 +137,121 @@ def _distinct(strategy: Strategy) -> Sequence[int]:
 
 
 @functools.lru_cache(maxsize=1 << 16)
-def _features(shape: ModelShape, strategy: Strategy, stage: int) -> tuple[Features, Features]:
-    """What the peak in the backward pass and the peak in the optimizer step are made of, beside the states."""
+def _places(shape: ModelShape, strategy: Strategy, stage: int) -> tuple[Features, ...]:
+    """Where this stage may peak, and what it holds there beside the states."""
     tokens = token_share(shape, strategy)
     unit = tokens * shape.hidden * 2.0 / strategy.tp / _MB  # one hidden-sized bf16 tensor, shared out
-    kind = "selective" if strategy.recompute.kind == "selective" else "whole"
+    table = 2.0 * shape.vocabulary_parameters / strategy.tp / _MB  # a gradient of the embedding's or the head's weight
+    logits = tokens * shape.vocab * 4.0 / strategy.tp / _MB
     held = strategy.in_flight(stage, strategy.microbatches(shape.global_batch))
-    plain = again = passes = 0.0
-    chunks, recomputed, empty = strategy.stages[stage], strategy.recomputed(stage), strategy.recomputed_noop(stage)
-    for chunk, microbatches in enumerate(held):
-        plain += microbatches * (chunks[chunk] - recomputed[chunk])
-        again += microbatches * (recomputed[chunk] + empty[chunk])
-        passes += microbatches
-    backward = {
-        "constant": 1.0,
-        "states": state_mb(shape, strategy, stage),
-        f"layer {kind}": plain * unit,
-        f"layer {kind} tp{strategy.tp}": plain * unit,
-        "layer recomputed": again * unit,
-        "work recomputed" if any(recomputed) else f"work {kind}": unit,
-        "microbatch": passes * unit,
-    }
-    if stage == 0:
-        backward["first"] = unit
-    if stage == strategy.pp - 1:
-        backward["logits"] = tokens * shape.vocab * 4.0 / strategy.tp / _MB
-        backward["last"] = unit
-    if strategy.chunks > 1:
-        backward["interleaved layer"] = plain * unit
-        backward["interleaved microbatch"] = passes * unit
-    if strategy.tp > 1 and not strategy.sequence_parallel:
-        backward["unshared layer"] = plain * unit * strategy.tp
-        backward["unshared recomputed"] = again * unit * strategy.tp
-        backward["unshared work"] = unit * strategy.tp
+    full = _held(strategy, stage, unit, held)
+    again = any(
+        recomputed and recomputed == layers
+        for recomputed, layers in zip(strategy.recomputed(stage), strategy.stages[stage], strict=True)
+    )
+    # Without a plain layer to go back through first, all that a layer keeps is there again beside its gradients.
+    backward = {**full, "work": unit * _work(shape), **({"layer recomputed whole": unit * _layer(shape)} if again else {})}
     if strategy.cp > 1:
-        backward[f"context layer {strategy.cp_algorithm}"] = plain * unit
         backward[f"context work {strategy.cp_algorithm}"] = unit
+    places = [backward]
+    if stage == strategy.pp - 1:
+        places.append({**full, "logits": logits, "loss": unit})
+        places.append({**full, "gradient of logits": logits, "gradient of table": table})
+    if stage == 0:
+        fewer = (max(0, held[0] - 1), *held[1:])
+        places.append({**_held(strategy, stage, unit, fewer), "gradient of table": table, "embedding": unit})
     largest = shape.hidden * shape.ffn * (2 if shape.gated else 1)
     if stage in (0, strategy.pp - 1):
         largest = max(largest, shape.vocabulary_parameters)
-    step = {
-        "step constant": 1.0,
-        "states": state_mb(shape, strategy, stage),
-        "step largest": 4.0 * largest / strategy.tp / _MB,
-    }
+    shares = strategy.dp * strategy.cp if strategy.distributed_optimizer else 1
+    places.append({"step constant": 1.0, "step mask": largest / strategy.tp / shares / _MB})
+    states = state_mb(shape, strategy, stage)
+    common = {"states": states}
     if strategy.distributed_optimizer:
-        backward["distributed"] = step["distributed"] = 2.0 * stage_parameters(shape, strategy, stage) / _MB
-    return backward, step
+        common["distributed"] = 2.0 * stage_parameters(shape, strategy, stage) / _MB
+    return tuple({**place, **common} for place in places)
+
+
+def _held(strategy: Strategy, stage: int, unit: float, held: Sequence[int]) -> dict[str, float]:
+    """Activations of so many microbatches of each chunk, and what comes with them."""
+    kind = "selective" if strategy.recompute.kind == "selective" else "whole"
+    plain = again = passes = 0.0
+    layers, recomputed, empty = strategy.stages[stage], strategy.recomputed(stage), strategy.recomputed_noop(stage)
+    for chunk, microbatches in enumerate(held):
+        plain += microbatches * (layers[chunk] - recomputed[chunk])
+        again += microbatches * (recomputed[chunk] + empty[chunk])
+        passes += microbatches
+    found = {
+        "constant": 1.0,
+        f"layer {kind}": plain * unit,
+        f"layer {kind} tp{strategy.tp}": plain * unit,
+        "layer recomputed": again * unit,
+    }
+    if stage > 0:
+        found["received"] = passes * unit
+    if strategy.tp > 1:
+        found["gathered"] = unit
+    if strategy.chunks > 1:
+        found["interleaved layer"] = plain * unit
+        found["interleaved microbatch"] = passes * unit
+    if strategy.tp > 1 and not strategy.sequence_parallel:
+        found["unshared layer"] = plain * unit * (strategy.tp - 1)
+        found["unshared recomputed"] = again * unit * (strategy.tp - 1)
+        found["unshared work"] = unit * (strategy.tp - 1)
+    if strategy.cp > 1:
+        found[f"context layer {strategy.cp_algorithm}"] = plain * unit
+    return found
+
+
+def _layer(shape: ModelShape) -> float:
+    """What a layer keeps, in hidden-sized tensors: inputs and outputs of two norms; queries, keys, values and the result
+    of attention with its sums in 32 bits; input and output of the activation function."""
+    width = shape.head_dim * shape.heads / shape.hidden
+    grouped = 2 * width * shape.query_groups / shape.heads
+    sums = 32.0 * shape.heads / shape.hidden
+    norms = 4 + (2 * width + grouped if shape.qk_norm else 0)
+    return norms + 2 * width + grouped + sums + (3 if shape.gated else 2) * shape.ffn / shape.hidden
+
+
+def _work(shape: ModelShape) -> float:
+    """Gradients alive at once in a layer's backward pass: of the activation function's input and of the layer's output."""
+    return (2 if shape.gated else 1) * shape.ffn / shape.hidden + 1
 
 
 def _prior(name: str, shape: ModelShape) -> Prior:
-    """In units of one hidden-sized tensor a layer saves: inputs and outputs of two norms, of attention and its
-    projections, of the activation function."""
-    width = shape.head_dim * shape.heads / shape.hidden
-    grouped = 2 * width * shape.query_groups / shape.heads
-    layer = 4 + 2 * width + grouped + (3 if shape.gated else 2) * shape.ffn / shape.hidden
+    """What is believed of a coefficient before any dry run."""
+    layer = _layer(shape)
     fixed = {
-        "constant": Prior(50.0, 300.0),
-        "states": Prior(0.0, 0.02),
-        "layer whole": Prior(layer, 0.3 * layer),
-        "layer selective": Prior(layer, 0.3 * layer),
-        "layer recomputed": Prior(1.0, 0.5),
-        "work whole": Prior(4.0, 8.0),
-        "work selective": Prior(4.0, 8.0),
-        "work recomputed": Prior(1.3 * layer, 0.7 * layer),
-        "microbatch": Prior(0.5, 1.0),
-        "first": Prior(1.0, 3.0),
-        "logits": Prior(1.5, 0.7),
-        "last": Prior(3.0, 5.0),
-        "interleaved layer": Prior(0.0, 0.05 * layer),
+        "constant": Prior(60.0, 80.0),
+        "states": Prior(0.0, 0.005),
+        "distributed": Prior(0.0, 0.03),
+        "layer whole": Prior(layer, 0.1 * layer),
+        "layer selective": Prior(layer + 0.9, 0.1 * layer),  # flash attention keeps no scores: its inputs once more
+        "layer recomputed": Prior(1.0, 0.2),
+        "layer recomputed whole": Prior(1.0, 0.2),
+        "work": Prior(1.0, 0.4),
+        "received": Prior(1.0, 0.5),
+        "gathered": Prior(2.0, 3.0),
+        "logits": Prior(1.5, 0.3),
+        "loss": Prior(2.0, 3.0),
+        "gradient of logits": Prior(0.5, 0.2),
+        "gradient of table": Prior(1.0, 0.1),
+        "embedding": Prior(1.0, 2.0),
+        "interleaved layer": Prior(0.0, 0.03 * layer),
         "interleaved microbatch": Prior(0.5, 1.0),
-        "unshared layer": Prior(4.0, 3.0),
+        "unshared layer": Prior(4.0, 2.0),
         "unshared recomputed": Prior(1.0, 0.5),
         "unshared work": Prior(2.0, 4.0),
-        "step constant": Prior(50.0, 200.0),
-        "step largest": Prior(1.0, 0.7),
-        "distributed": Prior(0.0, 0.5),
+        "step constant": Prior(100.0, 150.0),
+        "step mask": Prior(1.0, 1.5),
     }
     if name in fixed:
         return fixed[name]
-    if name.startswith("context layer"):
-        return Prior(2.0, 4.0)
+    if name.startswith("context layer"):  # Ulysses keeps what it has exchanged, a ring nothing more
+        return Prior(1.2 if "ulysses" in name else 0.2, 1.5)
     if name.startswith("context work"):
         return Prior(0.0, 10.0)
-    return Prior(0.0, 0.06 * layer)  # of one tensor-parallel size
+    return Prior(0.0, 0.03 * layer)  # of one tensor-parallel size
 
 
 def _fragment_ratio(seen: Sequence[Observation]) -> tuple[float, float]:

@@ -57,6 +57,7 @@ class ModelShape:
     full_states: bool  # bf16 weights, fp32 gradients, master weights and two Adam moments: 18 bytes a parameter
     shared_master: bool  # --reuse-fp32-param: master weights share memory with the bf16 ones
     full_activations: bool = True  # every layer that is not recomputed keeps what its backward pass needs
+    qk_norm: bool = False  # norms of queries and keys
 
     @property
     def layer_parameters(self) -> int:
@@ -127,6 +128,7 @@ def read_shape(args: Sequence[str]) -> ModelShape:
         and not _has_any(args, _SMALLER_STATES),
         shared_master="--reuse-fp32-param" in args,
         full_activations=not _has_any(args, _FEWER_ACTIVATIONS),
+        qk_norm="--qk-layernorm" in args,
     )
 
 

@@ -14,7 +14,7 @@ from mindspeed_dryrun.strategy.linear import LinearBelief, Prior
 from mindspeed_dryrun.strategy.memory_model import MemoryModel, Observation
 from mindspeed_dryrun.strategy.search import _probes_of
 from mindspeed_dryrun.strategy.space import Space, strategies
-from mindspeed_dryrun.strategy.strategy import Recompute, Strategy
+from mindspeed_dryrun.strategy.strategy import Recompute, Strategy, read_strategy
 
 QWEN = MODELS["qwen2.5-7b"]
 
@@ -56,6 +56,38 @@ def test_flags_that_shrink_the_states_shrink_the_bound() -> None:
     assert state_mb(dataclasses.replace(QWEN, shared_master=True), strategy, 0) == pytest.approx(whole * 16 / 18)
     assert state_mb(dataclasses.replace(QWEN, full_states=False), strategy, 0) == pytest.approx(whole * 2 / 18)
     assert state_mb(QWEN, dataclasses.replace(strategy, distributed_optimizer=True), 0) == pytest.approx(whole * 12 / 18)
+
+
+_MORE = "--context-parallel-size 2 --context-parallel-algo"
+_VPP = "--num-layers-per-virtual-pipeline-stage 2 --num-layers 32 --noop-layers 2,3,5,8"
+_STAGES = (
+    "--num-layers 44 --noop-layers 7,8,9,10,11,12,21,22,23,24,33,34,35,41,42,43 --use-distributed-optimizer "
+    "--recompute-granularity full --recompute-method block --recompute-num-layers 3"
+)
+COUNTED = [  # Qwen2.5-7B: tokens, cards, TP, PP, more flags, and what MindSpeed-LLM counts on each stage (docs/accuracy.md)
+    (10240, 4, 2, 2, "", (55389, 48436)),
+    (10240, 4, 2, 2, "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1", (34946, 37813)),
+    (4096, 8, 2, 4, "", (27784, 20897, 18675, 22761)),
+    (4096, 8, 2, 4, _VPP, (29787, 19975, 22541, 30837)),
+    (4096, 8, 4, 2, "", (21204, 19651)),
+    (16384, 8, 2, 2, f"{_MORE} megatron_cp_algo", (50849, 45287)),
+    (16384, 8, 2, 2, f"{_MORE} ulysses_cp_algo", (51633, 45683)),
+    (4096, 8, 1, 4, _STAGES, (35703, 35230, 31961, 26466)),
+]
+
+
+@pytest.mark.parametrize(("tokens", "cards", "tp", "pp", "more", "counted"), COUNTED)
+def test_what_the_tensors_say_is_close_before_any_dry_run(
+    tokens: int, cards: int, tp: int, pp: int, more: str, counted: tuple[int, ...]
+) -> None:
+    """The model's first guess, from the shapes alone, against what the real MindSpeed-LLM counts: within 2 %."""
+    shape = dataclasses.replace(QWEN, seq=tokens)
+    words = f"--tensor-model-parallel-size {tp} --pipeline-model-parallel-size {pp} --micro-batch-size 1 --sequence-parallel {more}"
+    strategy = read_strategy(words.split(), cards, shape)
+    model = MemoryModel(shape, [strategy])
+    for stage, used_mb in enumerate(counted):
+        assert model.stage(strategy, stage)[0] == pytest.approx(used_mb, rel=0.02)
+        assert lower_bound_mb(shape, strategy) < max(counted)
 
 
 def test_a_belief_learns_a_line_and_knows_what_it_does_not_know() -> None:
