@@ -1,8 +1,10 @@
 """What each lever would do to the worst rank, computed from the blocks of its peak.
 
 A lever's figure follows from the measured parts (bytes of a layer's weights, of a layer's activations, microbatches in
-flight) and from what the lever does to each part; no constant is fitted. It speaks of the used peak of the rank that is
-explained; another rank may be the worst one after the change, which is what `--try` is for.
+flight) and from what the lever does to each part; no constant is fitted. Where the rank's blocks do not tell (it gets the
+head of another stage, say), search's memory model does: its difference between both jobs is added to the measured peak.
+A figure speaks of the used peak of the rank that is explained; another rank may be the worst one after the change,
+which is what `--try` is for.
 """
 
 from __future__ import annotations
@@ -21,6 +23,9 @@ from mindspeed_dryrun.record.model import JobSummary, Parallel, RankReport, Repo
 from mindspeed_dryrun.report import view
 from mindspeed_dryrun.report.explain import STATIC, Explanation
 
+_SELECTIVE = "selective recomputation"
+# How far search's memory model may be off the measured peak before it is not asked what a change would do.
+_MODEL_HOLDS = 0.05
 _FULL = ("--recompute-granularity", "full", "--recompute-method", "uniform", "--recompute-num-layers", "1")
 
 
@@ -72,10 +77,13 @@ def levers(report: Report, details: Mapping[str, Any], found: Explanation | None
         return []
     result = []
     for name, flags, new_peak, why in _changes(job, parts, rank.stage, report.ranks):
-        if _changed(job, flags) is None:
+        changed = _changed(job, flags)
+        if changed is None:
             continue
+        if new_peak is None:
+            new_peak = _by_model(job, changed, rank.stage, parts.peak)
         saves = None if new_peak is None else (parts.peak - int(new_peak)) // 2**20
-        if saves is None or saves > 0:
+        if saves is None or saves > 0 or name == _SELECTIVE:  # who asks for it should see that it does not help
             mb = None if new_peak is None else int(new_peak) // 2**20
             result.append(Lever(name, flags, mb, saves, why, command(report.job.script, flags)))
     return sorted(result, key=lambda lever: (lever.saves_mb is None, -(lever.saves_mb or 0)))
@@ -115,6 +123,25 @@ def try_lever(job: Job, lever: Lever) -> Job:
     if changed is None:
         raise UsageError(f"{lever.name}: Megatron would refuse {shlex.join(lever.flags)}.")
     return dataclasses.replace(changed, env=job.env)
+
+
+def _by_model(job: Job, changed: Job, stage: int, peak: int) -> float | None:
+    """The peak that search's memory model gives the rank's place after the change; None for a job it does not describe."""
+    from mindspeed_dryrun.strategy.memory_model import MemoryModel
+    from mindspeed_dryrun.strategy.shape import read_shape
+    from mindspeed_dryrun.strategy.strategy import read_strategy
+
+    try:
+        shape = read_shape(job.args)
+        now, new = (read_strategy(one.args, one.world_size, shape) for one in (job, changed))
+    except UsageError:
+        return None
+    model = MemoryModel(shape, [now, new])
+    there = new.pp - 1 if stage == now.pp - 1 and stage > 0 else min(stage, new.pp - 1)
+    before = model.stage(now, stage)[0] * 2**20
+    if abs(before / peak - 1) > _MODEL_HOLDS:
+        return None
+    return peak + model.stage(new, there)[0] * 2**20 - before
 
 
 def _measure(found: Explanation, job: Job, stage: int) -> _Parts | None:
@@ -179,18 +206,17 @@ def _recomputations(job: Job, parts: _Parts) -> Iterator[_Change]:
         output = output // (job.parallel.tp * job.parallel.cp)
         saved = max(0, parts.core_attention - held * output) * (1 - 1 / held)
         yield (
-            "selective recomputation",
+            _SELECTIVE,
             ("--recompute-granularity", "selective"),
             max(parts.peak - saved, parts.step_peak),
             "core attention keeps its output only",
         )
     elif job.recompute is None and parts.flash_attention:
-        # Measured on Qwen2.5-7B: it costs more than it saves, because the attention's inputs are kept whole instead.
         yield (
-            "selective recomputation",
+            _SELECTIVE,
             ("--recompute-granularity", "selective"),
             None,
-            "flash attention keeps no scores, so there is little to save; what it keeps instead is not in these blocks",
+            "flash attention keeps no scores that could be dropped, and its inputs are kept once more",
         )
     for name, flag, size in (
         ("recompute the activation function", "--recompute-activation-function", parts.activation_function),

@@ -97,6 +97,28 @@ def test_more_pipeline_stages_agree_with_the_program_of_that_shape(tmp_path):
     assert lever.used_peak_mb == pytest.approx(real / 2**20, rel=0.02)
 
 
+QWEN = (  # the tutorial's job; its first stage counts 55389M
+    "--num-layers 28 --hidden-size 3584 --ffn-hidden-size 18944 --num-attention-heads 28 --group-query-attention --num-query-groups 4 "
+    "--seq-length 10240 --micro-batch-size 1 --global-batch-size 64 --padded-vocab-size 152064 --untie-embeddings-and-output-weights "
+    "--swiglu --bf16 --use-flash-attn --sequence-parallel --tensor-model-parallel-size 2 --pipeline-model-parallel-size 2"
+)
+
+
+@pytest.mark.parametrize(
+    ("flags", "measured_mb"),
+    [("--recompute-granularity selective", 56264), ("--tensor-model-parallel-size 4 --pipeline-model-parallel-size 1", 46841)],
+)
+def test_what_the_blocks_do_not_tell_the_memory_model_does(flags: str, measured_mb: int) -> None:
+    """Both measured by `explain --try` on the real engine: within 2 %. A job that the model does not describe gets no figure."""
+    now = advice.rebuild_job(JobSummary("train.sh", 4, Parallel(2, 2), "embedded", tuple(QWEN.split())), DETAILS)
+    assert now is not None
+    changed = advice._changed(now, flags.split())
+    assert changed is not None
+    figure = advice._by_model(now, changed, 0, 55389 << 20)
+    assert figure is not None and figure / 2**20 == pytest.approx(measured_mb, rel=0.02)
+    assert advice._by_model(now, changed, 0, 70000 << 20) is None
+
+
 def test_only_what_megatron_accepts_is_proposed(tmp_path):
     report, found, _ = made(
         tmp_path, job(world=4, more="--num-attention-heads 1 --group-query-attention --num-query-groups 1")
