@@ -21,7 +21,8 @@ from mindspeed_dryrun.units import format_mb
 # History of strategy.json:
 # 1: first version; `galvatron` has the field names of Galvatron's own result.
 # 2: `communication`: by stage, in MB, what the engine lists and what the time model counts on.
-SCHEMA_VERSION = 2
+# 3: `recomputed_layers_per_stage`.
+SCHEMA_VERSION = 3
 # A chart with every candidate of a large space would only be slow.
 _MOST_POINTS = 400
 
@@ -169,6 +170,7 @@ def strategy_json(winner: Candidate, shape: ModelShape, guess: Estimate, budget_
             "noop_layers": list(strategy.noop_layers),
             "micro_batch": strategy.micro_batch,
             "recompute": str(strategy.recompute),
+            "recomputed_layers_per_stage": [list(strategy.recomputed(stage)) for stage in range(strategy.pp)],
             "sequence_parallel": strategy.sequence_parallel and strategy.tp > 1,
             "distributed_optimizer": strategy.distributed_optimizer,
         },

@@ -223,6 +223,7 @@ def test_strategy_json_has_galvatrons_fields_beside_ours() -> None:
     # As Galvatron's guide has it: global batch / accumulation steps / dp.
     assert fields["per_device_train_batch_size"] == fields["global_batch_size"] / fields["gradient_accumulation_steps"] / 1
     assert data["strategy"]["noop_layers"] == [1, 3, 5, 31]
+    assert data["strategy"]["recomputed_layers_per_stage"] == [[1, 1, 1, 1]] * 4
     assert data["conversion_args"][-2:] == ["--noop-layers", "1,3,5,31"]
 
 

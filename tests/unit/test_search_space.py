@@ -12,6 +12,7 @@ from strategy_models import MODELS
 from mindspeed_dryrun.errors import UsageError
 from mindspeed_dryrun.launch.job import understand
 from mindspeed_dryrun.launch.msrun_call import read_msrun_call
+from mindspeed_dryrun.strategy.bound import saved_mb, state_mb
 from mindspeed_dryrun.strategy.measure import job_of
 from mindspeed_dryrun.strategy.shape import ModelShape, read_shape
 from mindspeed_dryrun.strategy.space import Space, read_space, strategies, why_nothing
@@ -147,6 +148,17 @@ def test_a_search_offers_every_number_of_recomputed_layers_of_a_stage() -> None:
     assert "--enable-recompute-layers-per-pp-rank" not in without_strategy(words)
     plain = strategies(shape, 8, dataclasses.replace(space, vpp=(1,)))
     assert {item.recompute.kind for item in plain} == {"block"}
+
+
+def test_what_the_model_of_a_layer_does_not_hold_for() -> None:
+    """Other attention is refused; a flag by which a layer keeps less takes the activations out of the lower bound."""
+    with pytest.raises(UsageError, match="multi-latent attention"):
+        read_shape([*ARGS, "--multi-latent-attention"])
+    plain, less = read_shape(ARGS), read_shape([*ARGS, "--recompute-activation-function"])
+    strategy = Strategy(2, 4, 1, 1, 1, ((7,),) * 4)
+    assert plain.full_activations and not less.full_activations
+    assert saved_mb(plain, strategy, 0) > 0 == saved_mb(less, strategy, 0)
+    assert state_mb(plain, strategy, 0) == state_mb(less, strategy, 0)
 
 
 def test_reading_a_space() -> None:
