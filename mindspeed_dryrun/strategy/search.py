@@ -119,6 +119,7 @@ class Search:
             shape, [*(candidate.strategy for candidate in fitting), *(probe for probe, _ in self.probes.values())]
         )
         self.doubt = _DOUBT
+        self._probed: set[Strategy] = set()
         self._took: list[float] = []
         self._failures = 0  # in a row
 
@@ -160,14 +161,13 @@ class Search:
     # -- small dry runs
 
     def _learn(self) -> None:
-        done: set[Strategy] = set()
         while self.result.probes < _MOST_PROBES:
             target = self._most_doubtful()
             if target is None or target.prediction is None:
                 return
             best, worth = None, 0.0
             for probe, shape in self._probes_for(target.strategy):
-                if probe not in done:
+                if probe not in self._probed:
                     gain = self.model.gain(target.strategy, target.prediction.stage, probe, shape)
                     value = gain / (2.0 + 0.5 * sum(probe.stages[0]) * probe.pp)  # a rank costs its start and its layers
                     if value > worth:
@@ -175,7 +175,7 @@ class Search:
             if best is None or worth * 10 < (0.01 * self.budget_mb) ** 2:
                 return
             probe, shape = best
-            done.add(probe)
+            self._probed.add(probe)
             self._say("probing", f"{probe.name}, layers a stage: {sum(probe.stages[0])}")
             measurement = self._timed(probe)
             self.result.probes += 1
@@ -301,15 +301,15 @@ class Search:
         """Of a strategy that may not fit the worst stages come first (unless `whole`): if they do not, that is enough."""
         strategy = candidate.strategy
         prediction = candidate.prediction = self.model.predict(strategy)
-        if candidate.measurement is None:
-            self.result.dry_runs += 1
+        counted = candidate.measurement.ranks if candidate.measurement else 0
+        self.result.dry_runs += candidate.measurement is None
         doubtful = prediction.actual_mb + self.doubt * prediction.spread_mb > self.budget_mb
         if doubtful and not whole and strategy.pp > _FIRST_STAGES:
             worst = sorted(range(strategy.pp), key=lambda stage: -self.model.stage(strategy, stage)[0])[:_FIRST_STAGES]
             candidate.measurement = self._timed(strategy, worst)
         if candidate.measurement is None or whole or self._fits(candidate):
             candidate.measurement = self._timed(strategy)
-        self.result.ranks_run += candidate.measurement.ranks
+        self.result.ranks_run += candidate.measurement.ranks - counted
         if candidate.measurement.error is None:
             self._failures = 0
             self._learn_from(self.shape, candidate.strategy, candidate.measurement)
