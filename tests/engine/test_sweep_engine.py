@@ -13,8 +13,11 @@ import yaml
 
 from mindspeed_dryrun.commands import main
 from mindspeed_dryrun.errors import DryRunError
+from mindspeed_dryrun.launch.run import LaunchOptions
 from mindspeed_dryrun.launch.script import capture
 from mindspeed_dryrun.packages import engine_path
+from mindspeed_dryrun.strategy.measure import DryRuns
+from mindspeed_dryrun.strategy.strategy import Strategy
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.engine
@@ -112,6 +115,18 @@ def test_a_search_verifies_its_winner(script: Path, tmp_path: Path, capsys: pyte
     assert "listed by the engine" in text and "take its time with care" not in text
     for stage in data["communication"]:
         assert stage["engine_mb"] == pytest.approx(stage["model_mb"], rel=0.02, abs=2)
+
+
+def test_some_stages_first_and_then_the_others(script: Path, tmp_path: Path) -> None:
+    """A search looks at the worst stages of a doubtful strategy; when it wants all of them, those are not run again."""
+    measure = DryRuns(capture(script), str(script), 2, tmp_path / "runs", LaunchOptions(trainer="embedded", jobs=1))
+    strategy = Strategy(1, 2, 1, 1, 1, ((2,), (2,)), sequence_parallel=False)
+    first = measure(strategy, [1])
+    assert first.error is None and list(first.stages) == [1] and first.ranks == 1
+    stamps = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("result.json")}
+    whole = measure(strategy)
+    assert list(whole.stages) == [0, 1] and whole.ranks == 2 and whole.stages[1] == first.stages[1]
+    assert whole.record == first.record and all(path.stat().st_mtime_ns == stamp for path, stamp in stamps.items())
 
 
 def test_the_labs_table_from_one_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
