@@ -65,17 +65,23 @@ def bars(rows: Sequence[Row], explained: Mapping[int, Explanation], budget_mb: i
     scale = max([*peaks, budget_mb or 0, 1]) * 1.02
     result = []
     for row in shown:
-        x = 0.0
-        pieces = []
-        for name, mb in _amounts(row, explained.get(row.rank)):
-            width = WIDTH * mb / scale
-            pieces.append(Piece(name, round(x, 2), round(width, 2), mb))
-            x += width
+        pieces = side_by_side(_amounts(row, explained.get(row.rank)), scale)
         words = ", ".join(f"{piece.name} {piece.mb}M" for piece in pieces)
         label = f"Rank {row.rank}: {words}" + (f"; budget {budget_mb}M" if budget_mb else "")
         budget_x = round(WIDTH * budget_mb / scale, 2) if budget_mb else None
-        result.append(Bar(row, tuple(pieces), budget_x, label))
+        result.append(Bar(row, pieces, budget_x, label))
     return result
+
+
+def side_by_side(amounts: Sequence[tuple[str, int]], scale_mb: float) -> tuple[Piece, ...]:
+    """Names and megabytes as the pieces of one bar, whose whole width stands for `scale_mb`."""
+    x = 0.0
+    pieces = []
+    for name, mb in amounts:
+        width = WIDTH * mb / scale_mb
+        pieces.append(Piece(name, round(x, 2), round(width, 2), mb))
+        x += width
+    return tuple(pieces)
 
 
 def _amounts(row: Row, explanation: Explanation | None) -> list[tuple[str, int]]:

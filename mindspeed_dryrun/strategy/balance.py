@@ -1,7 +1,7 @@
 """Recomputation stage by stage: as few layers of each as keep it within the memory.
 
 The first stages of a pipeline hold the activations of more microbatches than the last ones, so they have to recompute
-more. One number for all stages makes the others wait for nothing: each gets its own here.
+more. One number for all stages makes the others recompute for nothing: each gets its own here.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ def balanced(layout: Strategy, memory: StageMemory, low_mb: float, high_mb: floa
     """For every limit between both that makes a difference, the strategy whose stages recompute as few layers as keep
     them within it; only those that one number for all stages cannot say."""
     stages = range(layout.pp)
-    needs = [[memory(_with(layout, count), stage) for count in range(layout.stages[stage][0] + 1)] for stage in stages]
+    blocks = [_with(layout, count) for count in range(max(layers for (layers,) in layout.stages) + 1)]
+    needs = [[memory(block, stage) for block in blocks[: layout.stages[stage][0] + 1]] for stage in stages]
     in_front = _with(layout, 1, (0,) * layout.pp)
     noop = [memory(in_front, stage) - needs[stage][0] for stage in stages]
     steps = {need for row in needs for need in row if low_mb <= need < high_mb}
@@ -50,4 +51,4 @@ def least(needs: Sequence[Sequence[float]], noop: Sequence[float], limit: float)
 
 
 def _with(layout: Strategy, count: int, each: tuple[int, ...] = ()) -> Strategy:
-    return dataclasses.replace(layout, recompute=Recompute("block", count, each) if count else Recompute())
+    return dataclasses.replace(layout, recompute=Recompute("block", count, each)) if count else layout

@@ -59,8 +59,11 @@ def saved_mb(shape: ModelShape, strategy: Strategy, stage: int) -> float:
     return total / _MB
 
 
+def stage_bound_mb(shape: ModelShape, strategy: Strategy, stage: int) -> float:
+    """No rank of this stage can stay below it."""
+    return state_mb(shape, strategy, stage) + saved_mb(shape, strategy, stage)
+
+
 def lower_bound_mb(shape: ModelShape, strategy: Strategy) -> float:
-    """No rank of any stage can stay below the largest of these."""
-    return max(
-        state_mb(shape, strategy, stage) + saved_mb(shape, strategy, stage) for stage in range(strategy.pp)
-    )
+    """The largest of all stages'."""
+    return max(stage_bound_mb(shape, strategy, stage) for stage in range(strategy.pp))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from dataclasses import dataclass
 
 from mindspeed_dryrun.strategy import galvatron
 from mindspeed_dryrun.strategy.balance import balanced
-from mindspeed_dryrun.strategy.bound import lower_bound_mb, saved_mb, state_mb
+from mindspeed_dryrun.strategy.bound import lower_bound_mb, saved_mb, stage_bound_mb, state_mb
 from mindspeed_dryrun.strategy.galvatron import LayerStrategy, Tables
 from mindspeed_dryrun.strategy.hardware import Hardware
 from mindspeed_dryrun.strategy.shape import ModelShape
@@ -43,12 +44,9 @@ def compare(
     """Searches twice over tensor, pipeline and data parallel sizes, micro batch and recomputation."""
     space = Space(micro_batch=micro_batch)
     listed = strategies(shape, world, space)
-    plain = dict.fromkeys(dataclasses.replace(item, recompute=Recompute()) for item in listed if item.chunks == 1)
-
-    def stage_mb(strategy: Strategy, stage: int) -> float:
-        return state_mb(shape, strategy, stage) + saved_mb(shape, strategy, stage)
-
-    listed += [item for layout in plain if layout.pp > 1 for item in balanced(layout, stage_mb, budget_mb, budget_mb)]
+    stage_mb = functools.partial(stage_bound_mb, shape)
+    for layout in dict.fromkeys(item.layout for item in listed if item.chunks == 1 and item.pp > 1):
+        listed += balanced(layout, stage_mb, budget_mb, budget_mb)
     fitting = [item for item in listed if lower_bound_mb(shape, item) <= budget_mb]
     ours = min(fitting, key=lambda item: iteration_seconds(shape, item, hardware), default=None)
     plan = galvatron.search(_tables(shape, world, budget_mb, hardware, space))

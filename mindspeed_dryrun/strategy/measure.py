@@ -63,12 +63,17 @@ def read_measurement(report: Report, seconds: float, record: str | None = None) 
         first = failed[0] if failed else None
         said = f"rank {first.rank}: {first.error or first.status}" if first else "no rank was simulated"
         return Measurement({}, seconds, len(report.ranks), said, record)
+    return Measurement(stage_peaks(report), seconds, len(report.ranks), None, record)
+
+
+def stage_peaks(report: Report) -> dict[int, StagePeak]:
+    """The largest figures of each stage, in order; a rank without figures counts nothing."""
     peaks: dict[int, StagePeak] = {}
     for rank in report.ranks:
         used, actual = rank.used_peak_mb or 0, rank.actual_peak_mb or 0
         old = peaks.get(rank.stage or 0, StagePeak(0, 0))
         peaks[rank.stage or 0] = StagePeak(max(old.used_mb, used), max(old.actual_mb, actual))
-    return Measurement(dict(sorted(peaks.items())), seconds, len(report.ranks), None, record)
+    return dict(sorted(peaks.items()))
 
 
 def job_of(call: MsrunCall, script: str, strategy: Strategy, cards_per_node: int) -> Job:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from mindspeed_dryrun.report import html
-from mindspeed_dryrun.report.charts import WIDTH, Piece
+from mindspeed_dryrun.report.charts import WIDTH, Piece, side_by_side
 from mindspeed_dryrun.report.view import Verdict
 
 _PLOT_LEFT, _PLOT_WIDTH, _PLOT_HEIGHT = 64.0, 940.0, 440.0
@@ -85,8 +85,8 @@ class Section:
     budget: int | None = None  # of the bars, MB
     plot: Plot | None = None
     table: Table | None = None
-    code: Sequence[str] = field(default_factory=tuple)
-    text: Sequence[str] = field(default_factory=tuple)
+    code: Sequence[str] = ()
+    text: Sequence[str] = ()
 
 
 def render(title: str, verdict: Verdict, sections: Sequence[Section]) -> str:
@@ -104,17 +104,14 @@ def write(path: Path, text: str) -> None:
 
 def bars(variants: Sequence[tuple[str, int | None, int | None]], budget_mb: int | None) -> list[Bar]:
     """Name, used and actual peak of each; all share one scale, which holds the budget too."""
-    scale = max([*(actual or 0 for _, _, actual in variants), budget_mb or 0, 1]) * 1.02 / WIDTH
+    scale = max([*(actual or 0 for _, _, actual in variants), budget_mb or 0, 1]) * 1.02
     found = []
     for label, used, actual in variants:
         if used is None or actual is None:
             found.append(Bar(label, "no figures", "no figures", (), None))
             continue
-        pieces = (
-            Piece("used", 0.0, round(used / scale, 2), used),
-            Piece("fragments", round(used / scale, 2), round((actual - used) / scale, 2), actual - used),
-        )
-        budget_x = round(budget_mb / scale, 2) if budget_mb else None
+        pieces = side_by_side([("used", used), ("fragments", actual - used)], scale)
+        budget_x = round(WIDTH * budget_mb / scale, 2) if budget_mb else None
         found.append(Bar(label, f"{actual}M", f"{used}M used, {actual}M with fragments", pieces, budget_x))
     return found
 

@@ -212,7 +212,7 @@ class Search:
         if not self.per_stage:
             return False
         layouts = dict.fromkeys(
-            _layout(item)
+            item.strategy.layout
             for item in self.result.candidates
             if item.strategy.recompute.kind == "block" and item.strategy.chunks == 1 and item.strategy.pp > 1
         )
@@ -252,7 +252,9 @@ class Search:
         for candidate in result.candidates:
             if len(result.winners) == self.wanted:
                 break
-            if candidate.strategy.recompute.each and any(_layout(won) == _layout(candidate) for won in result.winners):
+            if candidate.strategy.recompute.each and any(
+                won.strategy.layout == candidate.strategy.layout for won in result.winners
+            ):
                 continue  # it recomputes more than it needs
             if candidate.measurement is None:
                 candidate.prediction = self.model.predict(candidate.strategy)
@@ -342,10 +344,6 @@ class Search:
             open_winners = self.wanted - len(self.result.winners)
             left = max(self._took[-3:]) * (open_winners + 1)
         self.on_progress(Progress(phase, what, self.result.probes + self.result.dry_runs, left))
-
-
-def _layout(candidate: Candidate) -> Strategy:
-    return dataclasses.replace(candidate.strategy, recompute=Recompute())
 
 
 def _probes_of(shape: ModelShape, strategies: Sequence[Strategy]) -> dict[tuple[object, ...], tuple[Strategy, ModelShape]]:

@@ -7,7 +7,7 @@ import itertools
 import operator
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mindspeed_dryrun.errors import UsageError
 from mindspeed_dryrun.strategy.shape import ModelShape, value_of
@@ -92,6 +92,11 @@ class Strategy:
         if self.noop:
             return -(-(self.layers + len(self.noop)) // (self.pp * self.chunks))
         return max(max(chunks) + self._in_front(stage) for stage, chunks in enumerate(self.stages))
+
+    @property
+    def layout(self) -> Strategy:
+        """The same without recomputation."""
+        return replace(self, recompute=Recompute())
 
     @property
     def layers(self) -> int:

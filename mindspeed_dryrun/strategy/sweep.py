@@ -26,7 +26,7 @@ from mindspeed_dryrun.record.model import Report
 from mindspeed_dryrun.report.view import Verdict
 from mindspeed_dryrun.strategy import page
 from mindspeed_dryrun.strategy.hardware import Hardware, read_hardware
-from mindspeed_dryrun.strategy.measure import file_name
+from mindspeed_dryrun.strategy.measure import file_name, stage_peaks
 from mindspeed_dryrun.strategy.shape import read_shape
 from mindspeed_dryrun.strategy.strategy import read_strategy
 from mindspeed_dryrun.strategy.text import table
@@ -386,11 +386,7 @@ def _verdict(rows: Sequence[Row]) -> Verdict:
 
 
 def _by_stage(report: Report) -> str:
-    peaks: dict[int, tuple[int, int]] = {}
-    for rank in report.ranks:
-        used, actual = peaks.get(rank.stage or 0, (0, 0))
-        peaks[rank.stage or 0] = max(used, rank.used_peak_mb or 0), max(actual, rank.actual_peak_mb or 0)
-    return " ".join(f"{used}/{actual}" for _, (used, actual) in sorted(peaks.items()))
+    return " ".join(f"{peak.used_mb}/{peak.actual_mb}" for peak in stage_peaks(report).values())
 
 
 def _estimate_json(guess: Estimate | None) -> dict[str, float] | None:
