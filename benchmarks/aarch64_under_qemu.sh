@@ -29,7 +29,7 @@ export MINDSPEED_DRYRUN_CACHE=$WORK/cache
 ENVIRONMENT=$(PYTHONPATH=$ROOT "$PYTHON" - "$WORK" <<P
 import sys
 from pathlib import Path
-from mindspeed_dryrun.cann.stand_in import stand_in_for
+from mindspeed_dryrun.engines.cann.stand_in import stand_in_for
 work = sys.argv[1]
 stand_in = stand_in_for(Path(work, "site/mindspore"), "$VERSION")
 paths = stand_in.search_paths()

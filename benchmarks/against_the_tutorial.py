@@ -24,13 +24,13 @@ from pathlib import Path
 
 from measuring import measure
 
-from mindspeed_dryrun import packages
-from mindspeed_dryrun.bootstrap import config
-from mindspeed_dryrun.cann import choose_engine
-from mindspeed_dryrun.launch.flags import override_args
+from mindspeed_dryrun.engines import packages
+from mindspeed_dryrun.engines.mindspore.engine import choose_engine
+from mindspeed_dryrun.launch import patch_catalogue as catalogue
 from mindspeed_dryrun.launch.job import Job
 from mindspeed_dryrun.launch.run import LaunchOptions, read_job
-from mindspeed_dryrun.patches import catalogue
+from mindspeed_dryrun.megatron.arguments import override_args
+from mindspeed_dryrun.rank import activation as config
 from mindspeed_dryrun.record.worker_log import read_worker_log
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -67,7 +67,7 @@ def tutorial_way(job: Job, ranks: int, microbatches: int, folder: Path) -> Cost:
     folder.mkdir(parents=True)
     # msrun wants a file to start; the patches that the trainer needs are the same for both ways.
     (folder / "pretrain.py").write_text(
-        "import sys\nfrom mindspeed_dryrun.bootstrap.worker import main\nsys.exit(main(['mindspeed_dryrun.trainer', *sys.argv[1:]]))\n"
+        "import sys\nfrom mindspeed_dryrun.rank.worker import main\nsys.exit(main(['mindspeed_dryrun.rank.trainer', *sys.argv[1:]]))\n"
     )
     (folder / "patches.json").write_text(json.dumps(catalogue.compile()))
     activation = {

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from mindspeed_dryrun.errors import DryRunError
-from mindspeed_dryrun.launch.classes import rank_classes
 from mindspeed_dryrun.launch.job import Job, understand
 from mindspeed_dryrun.launch.msrun_call import read_msrun_call
+from mindspeed_dryrun.launch.rank_classes import rank_classes
 from mindspeed_dryrun.launch.run import LaunchOptions, dry_run_job
 
 

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mindspeed_dryrun.strategy.comparison import compare
-from mindspeed_dryrun.strategy.galvatron import Plan
-from mindspeed_dryrun.strategy.hardware import read_hardware
-from mindspeed_dryrun.strategy.shape import ModelShape
-from mindspeed_dryrun.strategy.text import table
+from galvatron import Plan
+from galvatron_search import compare
+
+from mindspeed_dryrun.estimate.hardware import read_hardware
+from mindspeed_dryrun.megatron.model_shape import ModelShape
+from mindspeed_dryrun.report.text import table
 
 ROOT = Path(__file__).resolve().parents[1]
 # layers, hidden, ffn, heads, query groups, head size, vocabulary, gated, tied, tokens, global batch, states

@@ -45,7 +45,7 @@ PROGRAMS: dict[str, tuple[str, int | None]] = {
 # Runs inside the environment under trial.
 RUNNER = """
 import io, os, subprocess, sys
-from mindspeed_dryrun.cann import choose_engine
+from mindspeed_dryrun.engines.mindspore.engine import choose_engine
 from mindspeed_dryrun.record.worker_log import read_worker_log
 engine = choose_engine()
 environ = engine.environment(os.environ) | {"RANK_ID": "777", "RANK_SIZE": "1024", "MS_WORKER_NUM": "1024", "DEVICE_ID": "1"}

@@ -17,15 +17,15 @@ import json
 import statistics
 from pathlib import Path
 
+from mindspeed_dryrun.estimate.hardware import read_hardware
+from mindspeed_dryrun.estimate.strategy import Recompute, Strategy
 from mindspeed_dryrun.launch.run import LaunchOptions
 from mindspeed_dryrun.launch.script import capture
-from mindspeed_dryrun.strategy.hardware import read_hardware
-from mindspeed_dryrun.strategy.measure import DryRuns
-from mindspeed_dryrun.strategy.search import Search
-from mindspeed_dryrun.strategy.shape import read_shape
-from mindspeed_dryrun.strategy.space import Space, strategies
-from mindspeed_dryrun.strategy.strategy import Recompute, Strategy
-from mindspeed_dryrun.strategy.text import say, table
+from mindspeed_dryrun.megatron.model_shape import read_shape
+from mindspeed_dryrun.report.text import say, table
+from mindspeed_dryrun.search.measure import DryRuns
+from mindspeed_dryrun.search.search import Search
+from mindspeed_dryrun.search.space import Space, strategies
 
 ROOT = Path(__file__).resolve().parents[1]
 # name, cards, layers (few: a simulated layer costs time, its width costs none), flags of the published model. One with `stages` in

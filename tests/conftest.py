@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from mindspeed_dryrun.cann import Engine, choose_engine
+from mindspeed_dryrun.engines.mindspore.engine import Engine, choose_engine
 from mindspeed_dryrun.record.worker_log import RankLog, read_worker_log
 
 ROOT = Path(__file__).resolve().parents[1]

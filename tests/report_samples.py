@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 from mindspeed_dryrun.record.model import EngineSummary, JobSummary, Parallel, RankReport, Report
-
-sys.path.insert(0, str(Path(__file__).parent))
 
 ARGS = (
     "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --sequence-parallel --num-layers 28 "

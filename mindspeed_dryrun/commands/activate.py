@@ -16,10 +16,10 @@ import os
 import sys
 from pathlib import Path
 
-from mindspeed_dryrun.bootstrap import activation
 from mindspeed_dryrun.cache import cache_root
-from mindspeed_dryrun.cann import choose_engine
-from mindspeed_dryrun.patches import catalogue
+from mindspeed_dryrun.engines.mindspore.engine import choose_engine
+from mindspeed_dryrun.launch import patch_catalogue as catalogue
+from mindspeed_dryrun.launch import shell_activation as activation
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mindspeed_dryrun.errors import UsageError
-from mindspeed_dryrun.strategy.calibration import Row
+from mindspeed_dryrun.estimate.calibration import Row
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,10 +32,10 @@ def run(args: argparse.Namespace) -> int:
     """Reads, fits, prints, writes."""
     import yaml
 
-    from mindspeed_dryrun.strategy import page
-    from mindspeed_dryrun.strategy.calibration import fit
-    from mindspeed_dryrun.strategy.hardware import read_hardware, to_yaml
-    from mindspeed_dryrun.strategy.text import table
+    from mindspeed_dryrun.estimate.calibration import fit
+    from mindspeed_dryrun.estimate.hardware import read_hardware, to_yaml
+    from mindspeed_dryrun.report import strategy_page as page
+    from mindspeed_dryrun.report.text import table
 
     hardware = read_hardware(args.hardware)
     if hardware.calibrated:
@@ -68,14 +68,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _rows(source: Path, args: argparse.Namespace) -> Sequence[Row]:
-    from mindspeed_dryrun.strategy.calibration import row_of_log
-    from mindspeed_dryrun.strategy.calibration_file import read_rows
+    from mindspeed_dryrun.estimate.calibration import row_of_log
+    from mindspeed_dryrun.estimate.calibration_file import read_rows
 
     if source.suffix in (".yaml", ".yml"):
         return read_rows(source)
     if args.script is None:
         return [row_of_log(source)]
-    from mindspeed_dryrun.strategy.sweep import Variant, job_of
+    from mindspeed_dryrun.sweep.sweep import Variant, job_of
 
     pairs = [item.partition("=") for item in args.set]
     if not all(equals for _, equals, _ in pairs):

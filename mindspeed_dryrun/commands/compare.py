@@ -16,7 +16,7 @@ from pathlib import Path
 
 from mindspeed_dryrun.commands.report import load
 from mindspeed_dryrun.errors import UsageError
-from mindspeed_dryrun.launch.flags import pairs
+from mindspeed_dryrun.megatron.arguments import pairs
 from mindspeed_dryrun.record.model import Report
 from mindspeed_dryrun.report import compare as view
 from mindspeed_dryrun.report.compare import Run

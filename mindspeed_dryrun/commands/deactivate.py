@@ -9,7 +9,7 @@ import argparse
 import os
 import sys
 
-from mindspeed_dryrun.bootstrap import activation
+from mindspeed_dryrun.launch import shell_activation as activation
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

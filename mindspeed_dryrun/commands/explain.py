@@ -15,11 +15,13 @@ import re
 import sys
 from pathlib import Path
 
+from mindspeed_dryrun.advise import levers as advice
+from mindspeed_dryrun.advise import view as advice_view
 from mindspeed_dryrun.errors import DryRunError, UsageError
 from mindspeed_dryrun.launch.job import Job
 from mindspeed_dryrun.record.model import RankReport, Report
 from mindspeed_dryrun.record.trace import read_trace
-from mindspeed_dryrun.report import advice, advice_view, explain_view, html, trace_view
+from mindspeed_dryrun.report import explain_view, html, trace_view
 from mindspeed_dryrun.report.explain import Explanation, explain, tracker_files
 
 

@@ -26,14 +26,7 @@ from mindspeed_dryrun.launch.plan import (
     plan_json,
     rewritten_call,
 )
-from mindspeed_dryrun.launch.run import (
-    LaunchOptions,
-    default_out,
-    exit_status,
-    plan_job,
-    read_job,
-    run_plan,
-)
+from mindspeed_dryrun.launch.run import LaunchOptions, default_out, exit_status, plan_job, read_job, run_plan
 from mindspeed_dryrun.record.model import Report
 from mindspeed_dryrun.report.view import ranges
 from mindspeed_dryrun.units import parse_size_mb
@@ -89,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
     if not args.ab or args.plan_only:
         return run_job(job, out, args)
     from mindspeed_dryrun.commands import main
-    from mindspeed_dryrun.launch.ab import run_for_real
+    from mindspeed_dryrun.launch.real_run import run_for_real
 
     logs = run_for_real(job, out)
     status = run_job(job, out, args)
@@ -106,7 +99,7 @@ def parser() -> argparse.ArgumentParser:
 
 def run_job(job: Job, out: Path, args: argparse.Namespace) -> int:
     """Plans and runs a job that is understood, prints what was asked for, and returns the exit status."""
-    from mindspeed_dryrun.cann import choose_engine
+    from mindspeed_dryrun.engines.mindspore.engine import choose_engine
 
     options = options_from(args)
     out = out.absolute()
@@ -125,8 +118,8 @@ def run_job(job: Job, out: Path, args: argparse.Namespace) -> int:
         return 0
     plan = plan_job(job, options, choose_engine(args.level))
     from mindspeed_dryrun.launch.executors import Interrupted
-    from mindspeed_dryrun.launch.progress_view import progress_view
     from mindspeed_dryrun.record.summary import build_report
+    from mindspeed_dryrun.report.progress import progress_view
 
     try:
         with progress_view(plan.tasks, quiet=args.json) as view:

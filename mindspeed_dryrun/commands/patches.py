@@ -13,9 +13,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from mindspeed_dryrun.engines.packages import engine_path
 from mindspeed_dryrun.errors import DryRunError, UsageError
-from mindspeed_dryrun.packages import engine_path
-from mindspeed_dryrun.patches import catalogue, installed
+from mindspeed_dryrun.launch import patch_catalogue as catalogue
+from mindspeed_dryrun.rank import installed
 
 _TREES = ("MindSpeed-LLM", "MindSpeed", "Megatron-LM", "MSAdapter", "MSAdapter/msa_thirdparty", "msadapter",
           "msadapter/msa_thirdparty")  # fmt: skip

@@ -34,13 +34,13 @@ def run(args: argparse.Namespace) -> int:
     from mindspeed_dryrun.launch.job import override_args
     from mindspeed_dryrun.launch.run import LaunchOptions
     from mindspeed_dryrun.launch.script import capture
-    from mindspeed_dryrun.strategy import results
-    from mindspeed_dryrun.strategy.measure import DryRuns
-    from mindspeed_dryrun.strategy.search import Progress, Search
-    from mindspeed_dryrun.strategy.search_file import read_search
-    from mindspeed_dryrun.strategy.shape import read_shape
-    from mindspeed_dryrun.strategy.space import strategies, why_nothing
-    from mindspeed_dryrun.strategy.text import duration, say
+    from mindspeed_dryrun.megatron.model_shape import read_shape
+    from mindspeed_dryrun.report.text import duration, say
+    from mindspeed_dryrun.search import results
+    from mindspeed_dryrun.search.measure import DryRuns
+    from mindspeed_dryrun.search.search import Progress, Search
+    from mindspeed_dryrun.search.search_file import read_search
+    from mindspeed_dryrun.search.space import strategies, why_nothing
 
     plan = read_search(args.file)
     budget_mb = parse_size_mb(args.budget) if args.budget else plan.budget_mb

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import argparse
 
-from mindspeed_dryrun import packages
-from mindspeed_dryrun.cann import choose_engine
+from mindspeed_dryrun.engines import packages
+from mindspeed_dryrun.engines.mindspore.engine import choose_engine
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -45,9 +45,9 @@ def run(args: argparse.Namespace) -> int:
     """Reads, runs, prints."""
     from mindspeed_dryrun.launch.executors import Shared, host
     from mindspeed_dryrun.launch.run import LaunchOptions
-    from mindspeed_dryrun.strategy.measure import dry_run_beside
-    from mindspeed_dryrun.strategy.sweep import Row, Sweep, exit_status, read_sweep, to_json, to_text
-    from mindspeed_dryrun.strategy.text import duration, say
+    from mindspeed_dryrun.report.text import duration, say
+    from mindspeed_dryrun.search.measure import dry_run_beside
+    from mindspeed_dryrun.sweep.sweep import Row, Sweep, exit_status, read_sweep, to_json, to_text
 
     plan = read_sweep(args.file)
     folder = args.out or Path(f"sweep-{args.file.stem}")

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import psutil
 
-from mindspeed_dryrun import packages
 from mindspeed_dryrun.cache import cache_root
-from mindspeed_dryrun.cann.choice import find_mindspore
-from mindspeed_dryrun.cann.real import find_real_cann, npus
+from mindspeed_dryrun.engines import packages
+from mindspeed_dryrun.engines.cann.real import find_real_cann, npus
+from mindspeed_dryrun.engines.mindspore.engine import find_mindspore
 from mindspeed_dryrun.errors import DryRunError
 
 CORE_MS_VARIABLE = "MINDSPEED_CORE_MS_PATH"

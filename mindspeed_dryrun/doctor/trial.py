@@ -9,8 +9,8 @@ import sys
 import tempfile
 import time
 
-from mindspeed_dryrun.cann import choose_engine
 from mindspeed_dryrun.doctor.checks import Check
+from mindspeed_dryrun.engines.mindspore.engine import choose_engine
 from mindspeed_dryrun.errors import DryRunError
 from mindspeed_dryrun.record.worker_log import read_worker_log
 

@@ -9,8 +9,8 @@ from functools import cached_property
 from pathlib import PurePath
 
 from mindspeed_dryrun.errors import UsageError
-from mindspeed_dryrun.launch.flags import Flags, override_args, read_flags
 from mindspeed_dryrun.launch.msrun_call import MsrunCall
+from mindspeed_dryrun.megatron.arguments import Flags, override_args, read_flags
 from mindspeed_dryrun.record.model import JobSummary, Parallel
 
 __all__ = ["Job", "override_args", "understand"]

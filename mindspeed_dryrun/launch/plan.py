@@ -13,16 +13,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mindspeed_dryrun.bootstrap import config
-from mindspeed_dryrun.cann import Engine
+from mindspeed_dryrun.engines.mindspore.engine import Engine
 from mindspeed_dryrun.errors import DryRunError, UsageError
-from mindspeed_dryrun.launch.classes import RankClass, place, rank_classes
-from mindspeed_dryrun.launch.inputs import dry_args
+from mindspeed_dryrun.launch import patch_catalogue as catalogue
 from mindspeed_dryrun.launch.job import Job
+from mindspeed_dryrun.launch.mock_inputs import dry_args
 from mindspeed_dryrun.launch.msrun_call import OPTIONS
-from mindspeed_dryrun.launch.shorten import short_args
+from mindspeed_dryrun.launch.rank_classes import RankClass, place, rank_classes
+from mindspeed_dryrun.launch.short_run import short_args
 from mindspeed_dryrun.launch.trainers import Trainer, choose_trainer
-from mindspeed_dryrun.patches import catalogue
+from mindspeed_dryrun.rank import activation as config
 from mindspeed_dryrun.record.model import Report
 
 # Stands for the record's folder in a task, so that an executor may run it on another machine, in another folder.
@@ -105,7 +105,7 @@ def make_plan(
             represents=item.represents,
             stage=item.stage if job.is_megatron else None,
             why=item.why,
-            argv=(sys.executable, "-m", "mindspeed_dryrun.bootstrap", chosen.program, *args),
+            argv=(sys.executable, "-m", "mindspeed_dryrun.rank", chosen.program, *args),
             env=rank_environment(job, engine, chosen, item.rank, iterations, explain, moe_imbalance),
             timeout_s=timeout_s,
             iterations=iterations,

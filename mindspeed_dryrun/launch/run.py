@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mindspeed_dryrun import __version__
-from mindspeed_dryrun.cann import Engine, choose_engine
+from mindspeed_dryrun.engines.mindspore.engine import Engine, choose_engine
 from mindspeed_dryrun.errors import DryRunError, UsageError
 from mindspeed_dryrun.launch.job import Job, understand
 from mindspeed_dryrun.launch.plan import DEFAULT_TIMEOUT_S, Plan, check_results, make_plan

@@ -28,10 +28,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mindspeed_dryrun.bootstrap import config
 from mindspeed_dryrun.errors import UsageError
+from mindspeed_dryrun.launch.landlock import write_only_below
 from mindspeed_dryrun.launch.msrun_call import MsrunCall, read_msrun_call
-from mindspeed_dryrun.launch.readonly import write_only_below
+from mindspeed_dryrun.rank import activation as config
 
 TIME_LIMIT_S = 60.0
 _SHIM = Path(__file__).parent / "shim"

@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from mindspeed_dryrun.engines.packages import engine_path
 from mindspeed_dryrun.errors import DryRunError, UsageError
 from mindspeed_dryrun.launch.job import Job
-from mindspeed_dryrun.packages import engine_path
-from mindspeed_dryrun.trainer import flags as embedded_flags
+from mindspeed_dryrun.megatron import flags as embedded_flags
 
-EMBEDDED = "mindspeed_dryrun.trainer"
+EMBEDDED = "mindspeed_dryrun.rank.trainer"
 CORE_MS = "MINDSPEED_CORE_MS_PATH"
 # Where MindSpeed-Core-MS's auto_convert.sh puts the projects, and what shows that one is there.
 _PROJECTS = {"MindSpeed": "mindspeed/__init__.py", "Megatron-LM": "megatron/training/__init__.py"}

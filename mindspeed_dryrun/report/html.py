@@ -10,8 +10,9 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from mindspeed_dryrun import __version__
+from mindspeed_dryrun.advise import levers as advice
 from mindspeed_dryrun.record.model import Report
-from mindspeed_dryrun.report import advice, charts, view
+from mindspeed_dryrun.report import charts, view
 from mindspeed_dryrun.report.explain import Explanation, explain_ranks
 
 

@@ -7,29 +7,24 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
-from mindspeed_dryrun.report import html
-from mindspeed_dryrun.report.explain import explain_ranks
-from mindspeed_dryrun.strategy import results
-from mindspeed_dryrun.strategy.search import Search
-from mindspeed_dryrun.strategy.space import Space, strategies
-from mindspeed_dryrun.strategy.sweep import Row, SweepFile, Variant, to_html
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
-sys.path.insert(0, str(Path(__file__).parent))
 import chromium
+import pytest
 import strategy_models
 from report_samples import SAMPLES, fits
 from strategy_models import MODELS
 from strategy_oracle import Oracle
 from tracker_file import Program
+
+from mindspeed_dryrun.report import html
+from mindspeed_dryrun.report.explain import explain_ranks
+from mindspeed_dryrun.search import results
+from mindspeed_dryrun.search.search import Search
+from mindspeed_dryrun.search.space import Space, strategies
+from mindspeed_dryrun.sweep.sweep import Row, SweepFile, Variant, to_html
 
 pytestmark = pytest.mark.browser
 AXE = "axe-core@4.10.3"

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from mindspeed_dryrun.cann import Engine, choose_engine
 from mindspeed_dryrun.commands import main
+from mindspeed_dryrun.engines.mindspore.engine import Engine, choose_engine
 from mindspeed_dryrun.launch.executors.local import LocalExecutor
 from mindspeed_dryrun.launch.executors.rank import run_rank
 from mindspeed_dryrun.launch.executors.ray import RayExecutor
@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 PROGRAM = """
 import os
-from mindspeed_dryrun.bootstrap import progress
+from mindspeed_dryrun.rank import progress
 progress.phase("importing")
 import mindspore
 from mindspore import mint

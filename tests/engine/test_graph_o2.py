@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from mindspeed_dryrun.cann import Engine
-from mindspeed_dryrun.patches import catalogue
+from mindspeed_dryrun.engines.mindspore.engine import Engine
+from mindspeed_dryrun.launch import patch_catalogue as catalogue
 
 pytestmark = pytest.mark.engine
 
@@ -27,7 +27,7 @@ def test_graph_mode_o2_is_refused_on_the_stand_in(engine: Engine, tmp_path: Path
     (tmp_path / "patches.json").write_text(json.dumps(catalogue.compile()))
     activation = {"mode": "rank", "rank": 0, "world_size": 1, "trainer": "script", "patches": str(tmp_path / "patches.json")}
     environ = engine.environment(os.environ) | {"RANK_ID": "0", "RANK_SIZE": "1", "MINDSPEED_DRYRUN": json.dumps(activation)}
-    command = [sys.executable, "-m", "mindspeed_dryrun.bootstrap", str(tmp_path / "program.py")]
+    command = [sys.executable, "-m", "mindspeed_dryrun.rank", str(tmp_path / "program.py")]
     done = subprocess.run(command, env=environ, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 1, done.stderr
     assert "compiles with GE, which only a real CANN has" in done.stderr

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.engine
 
 TRAINER = '''
 import os, signal, sys, time
-from mindspeed_dryrun.bootstrap import progress
+from mindspeed_dryrun.rank import progress
 rank, mode = int(os.environ["RANK_ID"]), os.environ.get("TINY_MODE", "")
 unlucky = rank == int(os.environ.get("TINY_RANK", "1"))
 if mode == "hang early" and unlucky:

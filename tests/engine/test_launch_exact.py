@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from mindspeed_dryrun.engines.packages import packages_folder
 from mindspeed_dryrun.launch.job import Job, understand
 from mindspeed_dryrun.launch.msrun_call import read_msrun_call
 from mindspeed_dryrun.launch.run import LaunchOptions, dry_run_job
-from mindspeed_dryrun.packages import packages_folder
 from mindspeed_dryrun.record.model import RankReport
 
 pytestmark = [

@@ -49,7 +49,7 @@ def test_an_unmodified_script_is_a_dry_run_until_deactivate(tmp_path: Path) -> N
 
 def test_a_python_process_that_imports_mindspore_is_in_simulation_and_patched(tmp_path: Path) -> None:
     program = (
-        "import mindspore, sys; from mindspeed_dryrun.patches import engine; print('PATCHED', engine.applied_names()); "
+        "import mindspore, sys; from mindspeed_dryrun.rank import patcher; print('PATCHED', patcher.applied_names()); "
         "mindspore.set_device('Ascend'); x = mindspore.mint.zeros((1024, 1024)) + 1; print('VALUE', x.asnumpy().max())"
     )
     output = shell(

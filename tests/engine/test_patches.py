@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from mindspeed_dryrun.bootstrap import worker
-from mindspeed_dryrun.cann import Engine
+from mindspeed_dryrun.engines.mindspore.engine import Engine
+from mindspeed_dryrun.engines.packages import engine_path
 from mindspeed_dryrun.errors import DryRunError
-from mindspeed_dryrun.packages import engine_path
-from mindspeed_dryrun.patches import catalogue
+from mindspeed_dryrun.launch import patch_catalogue as catalogue
+from mindspeed_dryrun.rank import worker
 
 pytestmark = pytest.mark.engine
 ROOT = Path(__file__).resolve().parents[2]
@@ -60,7 +60,7 @@ class Rank:
         }
         environment["PYTHONPATH"] = os.pathsep.join([*self.packages, str(ROOT), environment.get("PYTHONPATH", "")])
         environment.update(environ)
-        command = [sys.executable, "-m", "mindspeed_dryrun.bootstrap", str(self.folder / "program.py")]
+        command = [sys.executable, "-m", "mindspeed_dryrun.rank", str(self.folder / "program.py")]
         return subprocess.run(
             command,
             env=environment,
@@ -200,7 +200,7 @@ def test_without_the_patch_a_fused_product_fails_as_the_catalogue_says(rank: Ran
 
 UNDO = """
 import importlib, json, sys
-from mindspeed_dryrun.patches import engine
+from mindspeed_dryrun.rank import patcher as engine
 engine.undo()
 import torch, torch_npu.atb
 sys.modules["transformer_engine"] = None
@@ -273,7 +273,7 @@ def test_a_rank_without_simulation_does_not_start_its_trainer(
 
 
 def test_a_rank_asks_the_engine_itself(rank: Rank) -> None:
-    program = "import mindspore; from mindspeed_dryrun.bootstrap import worker; print('SIMULATES', worker.engine_simulates())"
+    program = "import mindspore; from mindspeed_dryrun.rank import worker; print('SIMULATES', worker.engine_simulates())"
     assert "SIMULATES True" in rank.run(program, []).stdout
     # Level 2 asks the device for operator workspace: only there may the answer be no.
     assert "SIMULATES False" in rank.run(program, [], MS_SIMULATION_LEVEL="2").stdout
@@ -281,7 +281,7 @@ def test_a_rank_asks_the_engine_itself(rank: Rank) -> None:
 
 def test_a_rank_whose_engine_does_not_simulate_ends_with_the_import_of_mindspore(rank: Rank) -> None:
     program = """
-from mindspeed_dryrun.bootstrap import worker
+from mindspeed_dryrun.rank import worker
 worker.engine_simulates = lambda: False
 import mindspore
 print("TRAINED")

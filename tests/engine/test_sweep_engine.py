@@ -12,12 +12,12 @@ import pytest
 import yaml
 
 from mindspeed_dryrun.commands import main
+from mindspeed_dryrun.engines.packages import engine_path
 from mindspeed_dryrun.errors import DryRunError
+from mindspeed_dryrun.estimate.strategy import Strategy
 from mindspeed_dryrun.launch.run import LaunchOptions
 from mindspeed_dryrun.launch.script import capture
-from mindspeed_dryrun.packages import engine_path
-from mindspeed_dryrun.strategy.measure import DryRuns
-from mindspeed_dryrun.strategy.strategy import Strategy
+from mindspeed_dryrun.search.measure import DryRuns
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.engine

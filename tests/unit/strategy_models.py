@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from mindspeed_dryrun.strategy.hardware import Hardware, read_hardware
-from mindspeed_dryrun.strategy.shape import ModelShape
+from mindspeed_dryrun.estimate.hardware import Hardware, read_hardware
+from mindspeed_dryrun.megatron.model_shape import ModelShape
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"

@@ -9,9 +9,9 @@ from __future__ import annotations
 import zlib
 from collections.abc import Collection
 
-from mindspeed_dryrun.strategy.measure import Measurement, StagePeak
-from mindspeed_dryrun.strategy.shape import ModelShape
-from mindspeed_dryrun.strategy.strategy import Strategy
+from mindspeed_dryrun.estimate.strategy import Strategy
+from mindspeed_dryrun.megatron.model_shape import ModelShape
+from mindspeed_dryrun.search.measure import Measurement, StagePeak
 
 _MB = 1024 * 1024
 

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mindspeed_dryrun.launch.classes import place, rank_classes
 from mindspeed_dryrun.launch.job import Job, understand
 from mindspeed_dryrun.launch.msrun_call import read_msrun_call
-from mindspeed_dryrun.launch.shorten import short_args
+from mindspeed_dryrun.launch.rank_classes import place, rank_classes
+from mindspeed_dryrun.launch.short_run import short_args
 
 
 def job(tp: int = 1, pp: int = 1, cp: int = 1, dp: int = 1, extra: str = "") -> Job:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
 from pathlib import Path
 
 import pytest
+from report_samples import fits
+from test_report import check_gold
 
 from mindspeed_dryrun.commands import compare as command
 from mindspeed_dryrun.commands import main
@@ -16,10 +17,6 @@ from mindspeed_dryrun.record.environment import engine_environment
 from mindspeed_dryrun.record.model import EngineSummary, RankReport
 from mindspeed_dryrun.report import compare as view
 from mindspeed_dryrun.report.compare import Run, beyond, compare
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from report_samples import fits
-from test_report import check_gold
 
 PUBLISHED = Path(__file__).parents[2] / "examples" / "ab" / "qwen25_7b_published.json"
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from mindspeed_dryrun.errors import UsageError
-from mindspeed_dryrun.launch.classes import place, rank_classes
 from mindspeed_dryrun.launch.job import Job, understand
 from mindspeed_dryrun.launch.msrun_call import read_msrun_call
 from mindspeed_dryrun.launch.plan import make_plan
-from mindspeed_dryrun.launch.shorten import short_args
+from mindspeed_dryrun.launch.rank_classes import place, rank_classes
+from mindspeed_dryrun.launch.short_run import short_args
 
 CORPUS = Path(__file__).parents[2] / ".." / "shared" / "corpus" / "msrun_calls.jsonl"
 if not CORPUS.exists():

@@ -6,11 +6,10 @@ import json
 import os
 import random
 import re
-import sys
-from pathlib import Path
 
 import psutil
 import pytest
+from tracker_file import HEADER, Program, frames
 
 from mindspeed_dryrun.errors import UsageError
 from mindspeed_dryrun.record import memory_rows
@@ -19,9 +18,6 @@ from mindspeed_dryrun.record.memory_block import replay
 from mindspeed_dryrun.record.tracker_graph import Shape, read_shapes
 from mindspeed_dryrun.report.explain import CATEGORIES, explain, tracker_files
 from mindspeed_dryrun.report.explain_view import render_json, render_text
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from tracker_file import HEADER, Program, frames
 
 PROGRAMS = {
     "plain": {},

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from mindspeed_dryrun import cache, packages
+from mindspeed_dryrun import cache
+from mindspeed_dryrun.engines import packages
 from mindspeed_dryrun.errors import DryRunError
 
 

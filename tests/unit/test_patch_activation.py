@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from mindspeed_dryrun.bootstrap import activation
-from mindspeed_dryrun.bootstrap.config import VARIABLE
+from mindspeed_dryrun.launch import shell_activation as activation
+from mindspeed_dryrun.rank.activation import VARIABLE
 
 ROOT = Path(__file__).resolve().parents[2]
 ENGINE = {"MS_SIMULATION_LEVEL": "1", "GLOG_v": "2", "LD_LIBRARY_PATH": "/stand in/lib64", "MS_ROLE": None}

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mindspeed_dryrun.errors import UsageError
-from mindspeed_dryrun.patches import catalogue
+from mindspeed_dryrun.launch import patch_catalogue as catalogue
 
 
 def write(path: Path, text: str) -> Path:

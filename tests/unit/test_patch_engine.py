@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from mindspeed_dryrun.patches import engine
+from mindspeed_dryrun.rank import patcher as engine
 
 HANDLERS = "patch_test_handlers"
 

@@ -9,14 +9,14 @@ import pytest
 
 from mindspeed_dryrun.commands.launch import parse_sets
 from mindspeed_dryrun.errors import DryRunError, UsageError
-from mindspeed_dryrun.launch.inputs import (
+from mindspeed_dryrun.launch.job import Job, understand
+from mindspeed_dryrun.launch.mock_inputs import (
     ASSUMED_VOCABULARY,
     absolute_paths,
     checkpoint_layout,
     dry_args,
     padded_vocabulary,
 )
-from mindspeed_dryrun.launch.job import Job, understand
 from mindspeed_dryrun.launch.msrun_call import read_msrun_call
 from mindspeed_dryrun.launch.plan import RankTask, check_results, choose_ranks, make_plan, plan_json, rewritten_call
 from mindspeed_dryrun.launch.trainers import choose_trainer
@@ -46,7 +46,7 @@ def test_the_environment_of_a_rank() -> None:
     assert task.env["USER_SETTING"] == "kept" and task.env["MS_DRY_RUN"] == "1"
     activation = json.loads(task.env["MINDSPEED_DRYRUN"])
     assert activation["mode"] == "rank" and activation["progress"] == "{record}/ranks/00004/progress.jsonl"
-    assert task.argv[1:3] == ("-m", "mindspeed_dryrun.bootstrap")
+    assert task.argv[1:3] == ("-m", "mindspeed_dryrun.rank")
 
 
 @pytest.mark.parametrize(("text", "ranks"), [("all", list(range(8))), ("3", [3]), ("5,0-1", [0, 1, 5])])

@@ -13,8 +13,8 @@ import pytest
 
 from mindspeed_dryrun.launch.executors import Event
 from mindspeed_dryrun.launch.plan import RankTask
-from mindspeed_dryrun.launch.progress_view import progress_view, time_left_s
 from mindspeed_dryrun.record.model import RankReport
+from mindspeed_dryrun.report.progress import progress_view, time_left_s
 
 
 def tasks(count: int) -> list[RankTask]:

@@ -10,21 +10,18 @@ import dataclasses
 import io
 import json
 import os
-import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
 import jsonschema
 import pytest
+from report_samples import HOSTILE, SAMPLES, fits, hostile, logs
+from tracker_file import Program
 
 from mindspeed_dryrun.errors import UsageError
 from mindspeed_dryrun.record.model import RankReport, Report
 from mindspeed_dryrun.report import FORMATS, html, render, table, view
 from mindspeed_dryrun.report.explain import explain_ranks
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from report_samples import HOSTILE, SAMPLES, fits, hostile, logs
-from tracker_file import Program
 
 GOLD = Path(__file__).parents[1] / "gold"
 SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "report.schema.json").read_text())

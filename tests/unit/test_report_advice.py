@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from pathlib import Path
 
 import pytest
-
-from mindspeed_dryrun.record.model import EngineSummary, JobSummary, Parallel, RankReport, Report
-from mindspeed_dryrun.report import advice, advice_view
-from mindspeed_dryrun.report.explain import Explanation, explain
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 from tracker_file import Program
+
+from mindspeed_dryrun.advise import levers as advice
+from mindspeed_dryrun.advise import view as advice_view
+from mindspeed_dryrun.record.model import EngineSummary, JobSummary, Parallel, RankReport, Report
+from mindspeed_dryrun.report.explain import Explanation, explain
 
 LAYERS, IN_FLIGHT = 6, 2
 # 1024 tokens × 4096 × 2 bytes = 8 MB of hidden states between layers: the made-up program's activation.

@@ -14,17 +14,18 @@ from strategy_oracle import Oracle
 
 from mindspeed_dryrun.commands import main
 from mindspeed_dryrun.errors import DryRunError, UsageError
+from mindspeed_dryrun.estimate.strategy import Recompute, Strategy
+from mindspeed_dryrun.estimate.time_model import estimate
 from mindspeed_dryrun.launch.script import capture
+from mindspeed_dryrun.megatron.model_shape import ModelShape
 from mindspeed_dryrun.record.model import EngineSummary, RankReport, Report
+from mindspeed_dryrun.report import strategy_page as page
 from mindspeed_dryrun.report.view import Verdict
-from mindspeed_dryrun.strategy import page, results
-from mindspeed_dryrun.strategy.measure import Measurement, StagePeak, job_of, read_measurement
-from mindspeed_dryrun.strategy.search import Candidate, Progress, Search, SearchResult
-from mindspeed_dryrun.strategy.search_file import read_search
-from mindspeed_dryrun.strategy.shape import ModelShape
-from mindspeed_dryrun.strategy.space import Space, strategies
-from mindspeed_dryrun.strategy.strategy import Recompute, Strategy
-from mindspeed_dryrun.strategy.time_model import estimate
+from mindspeed_dryrun.search import results
+from mindspeed_dryrun.search.measure import Measurement, StagePeak, job_of, read_measurement
+from mindspeed_dryrun.search.search import Candidate, Progress, Search, SearchResult
+from mindspeed_dryrun.search.search_file import read_search
+from mindspeed_dryrun.search.space import Space, strategies
 
 HARDWARE = hardware()
 Stages = Collection[int] | None

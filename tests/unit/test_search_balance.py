@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from strategy_models import MODELS, hardware
 from strategy_oracle import Oracle
 
-from mindspeed_dryrun.strategy.balance import balanced, least
-from mindspeed_dryrun.strategy.results import galvatron_fields
-from mindspeed_dryrun.strategy.search import Search
-from mindspeed_dryrun.strategy.space import Space, strategies
-from mindspeed_dryrun.strategy.strategy import Recompute, Strategy, read_strategy
-from mindspeed_dryrun.strategy.time_model import iteration_seconds
+from mindspeed_dryrun.estimate.strategy import Recompute, Strategy, read_strategy
+from mindspeed_dryrun.estimate.time_model import iteration_seconds
+from mindspeed_dryrun.search.balance import balanced, least
+from mindspeed_dryrun.search.results import galvatron_fields
+from mindspeed_dryrun.search.search import Search
+from mindspeed_dryrun.search.space import Space, strategies
 
 HARDWARE = hardware()
 QWEN = MODELS["qwen2.5-7b"]

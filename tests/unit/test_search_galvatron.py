@@ -5,12 +5,11 @@ from __future__ import annotations
 import itertools
 
 import pytest
+from galvatron import LayerStrategy, Plan, as_trained, best_stage
+from galvatron_search import compare
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategy_models import MODELS, hardware
-
-from mindspeed_dryrun.strategy.comparison import compare
-from mindspeed_dryrun.strategy.galvatron import LayerStrategy, Plan, as_trained, best_stage
 
 HARDWARE = hardware()
 CHOICES = [LayerStrategy(1, 2, False), LayerStrategy(2, 1, False), LayerStrategy(2, 1, True)]

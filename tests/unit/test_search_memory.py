@@ -9,12 +9,12 @@ import pytest
 from strategy_models import MODELS
 from strategy_oracle import Oracle
 
-from mindspeed_dryrun.strategy.bound import lower_bound_mb, saved_mb, stage_parameters, state_mb
-from mindspeed_dryrun.strategy.linear import LinearBelief, Prior
-from mindspeed_dryrun.strategy.memory_model import MemoryModel, Observation
-from mindspeed_dryrun.strategy.search import _probes_of
-from mindspeed_dryrun.strategy.space import Space, strategies
-from mindspeed_dryrun.strategy.strategy import Recompute, Strategy, read_strategy
+from mindspeed_dryrun.estimate.lower_bound import lower_bound_mb, saved_mb, stage_parameters, state_mb
+from mindspeed_dryrun.estimate.memory_model import MemoryModel, Observation
+from mindspeed_dryrun.estimate.regression import LinearBelief, Prior
+from mindspeed_dryrun.estimate.strategy import Recompute, Strategy, read_strategy
+from mindspeed_dryrun.search.search import _probes_of
+from mindspeed_dryrun.search.space import Space, strategies
 
 QWEN = MODELS["qwen2.5-7b"]
 

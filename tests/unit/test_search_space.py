@@ -10,13 +10,13 @@ import pytest
 from strategy_models import MODELS
 
 from mindspeed_dryrun.errors import UsageError
+from mindspeed_dryrun.estimate.lower_bound import saved_mb, state_mb
+from mindspeed_dryrun.estimate.strategy import Recompute, Strategy, apply, read_strategy, without_strategy
 from mindspeed_dryrun.launch.job import understand
 from mindspeed_dryrun.launch.msrun_call import read_msrun_call
-from mindspeed_dryrun.strategy.bound import saved_mb, state_mb
-from mindspeed_dryrun.strategy.measure import job_of
-from mindspeed_dryrun.strategy.shape import ModelShape, read_shape
-from mindspeed_dryrun.strategy.space import Space, read_space, strategies, why_nothing
-from mindspeed_dryrun.strategy.strategy import Recompute, Strategy, apply, read_strategy, without_strategy
+from mindspeed_dryrun.megatron.model_shape import ModelShape, read_shape
+from mindspeed_dryrun.search.measure import job_of
+from mindspeed_dryrun.search.space import Space, read_space, strategies, why_nothing
 
 QWEN = MODELS["qwen2.5-7b"]
 _FLAGS = """

@@ -14,7 +14,7 @@ from mindspeed_dryrun.errors import DryRunError, UsageError
 from mindspeed_dryrun.launch.executors import Interrupted
 from mindspeed_dryrun.launch.job import Job
 from mindspeed_dryrun.record.model import EngineSummary, RankReport, Report
-from mindspeed_dryrun.strategy.sweep import (
+from mindspeed_dryrun.sweep.sweep import (
     Sweep,
     SweepFile,
     Variant,

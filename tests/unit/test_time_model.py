@@ -13,11 +13,10 @@ from strategy_models import EXAMPLES, MODELS, hardware
 
 from mindspeed_dryrun.commands import main
 from mindspeed_dryrun.errors import UsageError
-from mindspeed_dryrun.strategy.calibration import Row, fit, read_log, row_of_log
-from mindspeed_dryrun.strategy.hardware import Hardware, Range, build_hardware, read_hardware, to_yaml
-from mindspeed_dryrun.strategy.shape import ModelShape
-from mindspeed_dryrun.strategy.strategy import Recompute, Strategy
-from mindspeed_dryrun.strategy.time_model import (
+from mindspeed_dryrun.estimate.calibration import Row, fit, read_log, row_of_log
+from mindspeed_dryrun.estimate.hardware import Hardware, Range, build_hardware, read_hardware, to_yaml
+from mindspeed_dryrun.estimate.strategy import Recompute, Strategy
+from mindspeed_dryrun.estimate.time_model import (
     estimate,
     gather_seconds,
     iteration_seconds,
@@ -25,6 +24,7 @@ from mindspeed_dryrun.strategy.time_model import (
     logged_flops,
     matmul_seconds,
 )
+from mindspeed_dryrun.megatron.model_shape import ModelShape
 
 HARDWARE = hardware()
 QWEN = MODELS["qwen2.5-7b"]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from mindspeed_dryrun.errors import UsageError
 from mindspeed_dryrun.launch.msrun_call import read_msrun_call
-from mindspeed_dryrun.trainer import flags, settings
+from mindspeed_dryrun.megatron import flags, settings
 
 CORPUS = Path(__file__).parents[2] / ".." / "shared" / "corpus" / "msrun_calls.jsonl"
 CALLS = [json.loads(line) for line in CORPUS.read_text(encoding="utf-8").splitlines()] if CORPUS.exists() else []
@@ -99,14 +99,14 @@ def test_every_flag_says_what_it_does_and_stands_in_the_table_once() -> None:
 
 
 def test_the_support_table_of_the_readme_is_made_from_the_flags() -> None:
-    done = subprocess.run([sys.executable, "-m", "mindspeed_dryrun.trainer.flags"], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-m", "mindspeed_dryrun.megatron.flags"], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("| handled |")
     assert all(f"`{name}`" in done.stdout for name in flags.FLAGS)
 
 
 def test_checking_flags_imports_no_engine() -> None:
     program = (
-        "import sys; from mindspeed_dryrun.trainer import flags, settings; "
+        "import sys; from mindspeed_dryrun.rank.trainer import flags, settings; "
         "print([m for m in ('torch', 'mindspore', 'megatron', 'yaml', 'rich') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

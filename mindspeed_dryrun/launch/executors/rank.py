@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mindspeed_dryrun.bootstrap import config
 from mindspeed_dryrun.errors import DryRunError
 from mindspeed_dryrun.launch.executors import Event, guard
+from mindspeed_dryrun.rank import activation as config
 from mindspeed_dryrun.record.model import RankReport
 from mindspeed_dryrun.record.store import rank_folder, write_json
 from mindspeed_dryrun.record.worker_log import RankLog, read_worker_log

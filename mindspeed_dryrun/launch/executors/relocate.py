@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import mindspeed_dryrun
-from mindspeed_dryrun import packages
+from mindspeed_dryrun.engines import packages
 from mindspeed_dryrun.errors import DryRunError
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def survey(task: RankTask) -> Machine:
     level = task.env.get("MS_SIMULATION_LEVEL")
     engine = None
     if level is not None:
-        from mindspeed_dryrun.cann import choose_engine
+        from mindspeed_dryrun.engines.mindspore.engine import choose_engine
 
         engine = choose_engine(int(level))
     return Machine(

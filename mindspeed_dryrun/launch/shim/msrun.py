@@ -38,7 +38,7 @@ def activate(config: dict) -> int:  # type: ignore[type-arg]
     env = dict(os.environ)
     env["PYTHONPATH"] = os.pathsep.join(part for part in (root, env.get("PYTHONPATH")) if part)
     python = config.get("python") or sys.executable
-    os.execve(python, [python, "-m", "mindspeed_dryrun.launch.activated", *sys.argv[1:]], env)
+    os.execve(python, [python, "-m", "mindspeed_dryrun.commands.activated", *sys.argv[1:]], env)
 
 
 def next_msrun() -> int:

@@ -1,0 +1,1 @@
+"""What to change about a job, and what it would save."""

@@ -1,0 +1,1 @@
+"""MindSpore in simulation: the engine of scripts that call `msrun`."""

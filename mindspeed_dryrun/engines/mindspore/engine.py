@@ -1,0 +1,104 @@
+"""Chooses the engine and knows the environment that a rank needs to run on it."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import importlib.util
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from mindspeed_dryrun.engines.cann.real import RealCann, find_real_cann, npus
+from mindspeed_dryrun.engines.cann.stand_in import StandIn, stand_in_for
+from mindspeed_dryrun.engines.mindspore.callback_pause import pause_folder
+from mindspeed_dryrun.errors import DryRunError
+
+STAND_IN = "stand-in"
+LEVELS = (0, 1, 2, 3)
+# What simulation itself wants, and what makes it quick and repeatable: blocking launches keep MindSpore's threads from
+# spinning, and at GLOG_v=2 the memory block is printed once, as a warning.
+_SIMULATION = {"GLOG_v": "2", "MS_DEV_LAUNCH_BLOCKING": "1"}
+# Left-overs of a real job that would lead MindSpore off the simulated path. GLOG_log_dir and its like would send the
+# block to a file instead of the rank's log.
+_UNSET = (
+    "RANK_TABLE_FILE", "MS_ROLE", "MS_SCHED_HOST", "MS_SCHED_PORT", "MS_NODE_ID", "MS_NODE_RANK", "MS_TOPO_TIMEOUT",
+    "GLOG_log_dir", "GLOG_logtostderr", "MS_SUBMODULE_LOG_v", "MS_ALLOC_CONF", "MS_MEMORY_STATISTIC", "ASCEND_CUSTOM_OPP_PATH",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Engine:
+    """MindSpore in simulation, on a real CANN or on the stand-in."""
+
+    mindspore: str
+    cann: str
+    level: int
+    base: StandIn | RealCann = field(repr=False)
+    pause: Path | None = field(default=None, repr=False)  # folder of the library that stops threads from spinning
+
+    def environment(self, base: Mapping[str, str]) -> dict[str, str]:
+        """The environment of a simulated rank, made from the user's."""
+        environ = {name: value for name, value in base.items() if name not in _UNSET}
+        environ |= self.base.variables() | _SIMULATION | {"MS_SIMULATION_LEVEL": str(self.level)}
+        for name, folders in self.base.search_paths().items():
+            if isinstance(self.base, RealCann) and folders[0] in environ.get(name, "").split(":"):
+                continue  # set_env.sh was sourced: its order stays
+            rest = environ.get(name, "")
+            environ[name] = ":".join([*folders, rest] if rest else folders)
+        if self.pause:
+            environ["LD_LIBRARY_PATH"] = f"{environ['LD_LIBRARY_PATH']}:{self.pause}"
+        return environ
+
+
+def choose_engine(level: int = 1, python: str = sys.executable, environ: Mapping[str, str] | None = None) -> Engine:
+    """The engine that dry runs use here. A complete CANN is always taken; the stand-in otherwise."""
+    if sys.platform != "linux":
+        raise DryRunError(
+            f"MindSpore's Ascend plugin exists for Linux only, and this is {sys.platform}. "
+            "Use a Linux machine, a container or WSL 2."
+        )
+    if level not in LEVELS:
+        raise DryRunError(f"Simulation level {level} does not exist: choose 0, 1, 2 or 3.")
+    folder, version = find_mindspore(python)
+    real = find_real_cann(environ)
+    if level >= 2 and not (real and real.complete and npus()):
+        lacking = "a card" if real and real.complete else "a real CANN and a card"
+        raise DryRunError(
+            f"Level {level} counts operator workspace{' and time' if level == 3 else ''} by asking the device: "
+            f"it needs {lacking}, and this machine has none. Use --level 1, or run it on an Ascend host."
+        )
+    if real and real.complete:
+        pause = None
+        with contextlib.suppress(DryRunError):  # no cache folder: ranks are slower, nothing else
+            pause = pause_folder(folder, version)
+        return Engine(version, real.version, level, real, pause)
+    return Engine(version, STAND_IN, level, stand_in_for(folder, version), pause_folder(folder, version))
+
+
+def find_mindspore(python: str = sys.executable) -> tuple[Path, str]:
+    """The package folder and version of the MindSpore that this Python would import, without importing it."""
+    if os.path.realpath(python) == os.path.realpath(sys.executable):
+        spec = importlib.util.find_spec("mindspore")
+        if spec and spec.submodule_search_locations:
+            folder = Path(next(iter(spec.submodule_search_locations)))
+            return folder, _version_beside(folder)
+    else:
+        code = "import importlib.util as u; s = u.find_spec('mindspore'); print(s.submodule_search_locations[0] if s else '')"
+        found = subprocess.run([python, "-c", code], capture_output=True, text=True, check=False).stdout.strip()
+        if found:
+            return Path(found), _version_beside(Path(found))
+    raise DryRunError(f"MindSpore is not installed for {python}. Install it: pip install 'mindspeed-dryrun[engine]'")
+
+
+def _version_beside(folder: Path) -> str:
+    for distribution in importlib.metadata.distributions(path=[str(folder.parent)]):
+        if (distribution.metadata["Name"] or "").lower() == "mindspore":
+            return distribution.version
+    try:
+        return (folder / "version.py").read_text().split("'")[1]
+    except (OSError, IndexError):
+        return "unknown"

@@ -1,0 +1,160 @@
+"""Checkpoint, data set and tokenizer: none is needed for a dry run, and none is touched.
+
+`dry_args` is what the trainer gets instead: mock data, no load, no save, the same padded vocabulary.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from mindspeed_dryrun.launch.job import Job
+from mindspeed_dryrun.megatron.arguments import Flags, join, override_args, pairs, read_flags, without
+
+_CHECKPOINTS = ("--load", "--pretrained-checkpoint", "--lora-load")
+_DATA = (
+    "--data-path", "--train-data-path", "--valid-data-path", "--test-data-path", "--data-args-path",
+    "--per-split-data-args-path", "--mock-data",
+)  # fmt: skip
+_TOKENIZER_PATHS = ("--tokenizer-name-or-path", "--tokenizer-model", "--vocab-file", "--merge-file")
+_OUTPUTS = (
+    "--save", "--tensorboard-dir", "--wandb-project", "--wandb-exp-name", "--wandb-save-dir", "--data-cache-path",
+    "--non-persistent-save-interval", "--non-persistent-global-ckpt-dir", "--non-persistent-local-ckpt-dir",
+)  # fmt: skip
+_NEED_THOSE = (
+    "--exit-on-missing-checkpoint", "--use-checkpoint-args", "--ckpt-step", "--auto-detect-ckpt-format",
+    "--profile", "--use-pytorch-profiler", "--record-memory-history",
+)  # fmt: skip
+# Without a tokenizer and without a size in the arguments, this many tokens are assumed, and it is said.
+ASSUMED_VOCABULARY = 32000
+
+
+def dry_args(job: Job, args: Sequence[str]) -> tuple[tuple[str, ...], list[str]]:
+    """The trainer's arguments without anything that reads or writes the user's files, and what to say about it."""
+    flags = read_flags(args)
+    if not job.is_megatron:
+        return absolute_paths(args, job.cwd), []
+    vocabulary, notes = padded_vocabulary(job)
+    notes = [*checkpoint_notes(job), *_missing(job, flags), *notes]
+    gone = (*_CHECKPOINTS, *_DATA, *_TOKENIZER_PATHS, *_OUTPUTS, *_NEED_THOSE)
+    result = override_args(
+        without(args, gone), ["--mock-data", "--num-workers", "0", "--padded-vocab-size", str(vocabulary)]
+    )
+    return absolute_paths(result, job.cwd), notes
+
+
+def absolute_paths(args: Sequence[str], cwd: str) -> tuple[str, ...]:
+    """Values that name a file or folder of the user's, made absolute: a rank runs in a folder of its own."""
+    folder = Path(cwd)
+
+    def absolute(word: str) -> str:
+        if word.startswith(("-", "/")) or not word or "\0" in word or len(word) > 1000:
+            return word
+        try:
+            there = ("/" in word or not re.fullmatch(r"[\w.,+-]*\d[\w.,+-]*", word)) and (folder / word).exists()
+        except OSError:
+            return word
+        return str(folder / word) if there and word not in (".", "..") else word
+
+    return join((name, [absolute(word) for word in words]) for name, words in pairs(args))
+
+
+def padded_vocabulary(job: Job) -> tuple[int, list[str]]:
+    """The padded size of the vocabulary as the trainer would have it, and what to say if it had to be assumed."""
+    flags = job.flags
+    multiple = flags.positive("--make-vocab-size-divisible-by", 128) * job.parallel.tp
+    padded = flags.number("--padded-vocab-size")
+    if padded:
+        return padded, []
+    size, notes = flags.number("--vocab-size"), list[str]()
+    if not size:
+        size = _tokens(job, flags)
+        if size:
+            notes.append(f"the vocabulary ({size} tokens) is read from the tokenizer's files")
+    if not size:
+        size = multiple if multiple >= 8192 else ASSUMED_VOCABULARY
+        notes.append(
+            f"the size of the vocabulary is in the tokenizer only, which is not here: {size} tokens are ASSUMED "
+            "(say -- --padded-vocab-size N if it is another)"
+        )
+    return math.ceil(size / multiple) * multiple, notes
+
+
+def _tokens(job: Job, flags: Flags) -> int | None:
+    for flag in _TOKENIZER_PATHS[:2]:
+        for word in flags.values.get(flag, ())[:1]:
+            path = Path(job.cwd, word)
+            folder = path if path.is_dir() else path.parent
+            try:
+                data = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+                model = data["model"]["vocab"]
+                words = set(model) if isinstance(model, dict) else {piece[0] for piece in model}
+                return len(words | {item["content"] for item in data.get("added_tokens", ())})
+            except (OSError, ValueError, KeyError, TypeError, IndexError):
+                continue
+    return None
+
+
+def _missing(job: Job, flags: Flags) -> list[str]:
+    notes = []
+    for what, names in (("checkpoint", _CHECKPOINTS[:1]), ("data set", _DATA[:4]), ("tokenizer", _TOKENIZER_PATHS)):
+        named = [" ".join(flags.values[name]) for name in names if flags.values.get(name)]
+        absent = [word for word in named if not _there(job, word)]
+        if absent:
+            notes.append(f"the {what} '{absent[0]}' is not here, and a dry run does not need it")
+    if flags.has("--variable-seq-lengths"):
+        notes.append(f"every sample is counted with the full --seq-length {job.seq_length} (--variable-seq-lengths)")
+    return notes
+
+
+def _there(job: Job, word: str) -> bool:
+    path = Path(job.cwd, word)
+    try:
+        return path.exists() or bool(list(path.parent.glob(path.name + "*")))  # data sets are named by prefix
+    except (OSError, ValueError):
+        return False
+
+
+def checkpoint_notes(job: Job) -> list[str]:
+    """A checkpoint that is there but was converted for another TP or PP: a real run would fail to load it."""
+    words = job.flags.values.get("--load", ())
+    if len(words) != 1:
+        return []
+    found = checkpoint_layout(Path(job.cwd, words[0]))
+    if found is None or found == (job.parallel.tp, job.parallel.pp):
+        return []
+    return [
+        f"the checkpoint {words[0]} was converted for TP {found[0]} PP {found[1]}, and this job is TP {job.parallel.tp} "
+        f"PP {job.parallel.pp}: a real run could not load it; convert it again"
+    ]
+
+
+def checkpoint_layout(folder: Path) -> tuple[int, int] | None:
+    """(TP, PP) of a Megatron checkpoint, by its folders `mp_rank_TT` or `mp_rank_TT_PPP`; None if it is none."""
+    try:
+        ranks = _rank_folders(folder)
+        if not ranks:
+            inside = sorted(
+                item for item in folder.iterdir() if item.is_dir() and re.match(r"iter_\d+|release", item.name)
+            )
+            ranks = _rank_folders(inside[-1]) if inside else []
+    except OSError:
+        return None
+    if not ranks:
+        return None
+    # `mp_rank_TT_EEE` (experts, no pipeline) has two numbers as well; nobody can tell, so the second counts as the stage
+    tp = max(numbers[0] for numbers in ranks) + 1
+    pp = max(numbers[1] if len(numbers) > 1 else 0 for numbers in ranks) + 1
+    return tp, pp
+
+
+def _rank_folders(folder: Path) -> list[tuple[int, ...]]:
+    found = []
+    for item in folder.iterdir():
+        match = re.fullmatch(r"mp_rank_(\d{2})(?:_(\d{3}))?(?:_(\d{3}))?", item.name)
+        if match and item.is_dir():
+            found.append(tuple(int(group) for group in match.groups() if group is not None))
+    return found

@@ -1,0 +1,115 @@
+"""The patch catalogue: YAML files, one per upstream project, checked and turned into plain JSON for the workers.
+
+A file:
+
+    project: MSAdapter                 # how people call it
+    package: msadapter                 # the importable package; where it is absent the patches are not needed
+    versions: ["0.5.0b1"]              # versions that every patch of the file is known on
+    patches:
+      - name: msadapter-device-count   # unique
+        target: msadapter.cuda:device_count
+        return: 8                      # or one of: set: VALUE, skip: true, return_argument: N, handler: MODULE:FUNCTION;
+                                       # hide: true with a bare module as target makes that module not importable
+        why: what it is for
+        without: what happens without it
+        trainers: [script, embedded]   # default: both
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from mindspeed_dryrun.errors import UsageError
+from mindspeed_dryrun.rank import installed
+
+ACTIONS = ("return", "set", "skip", "return_argument", "handler", "hide")
+TRAINERS = ("script", "embedded")
+_FILE_FIELDS = {"project", "package", "versions", "patches"}
+_PATCH_FIELDS = {"name", "target", "package", "versions", "why", "without", "trainers", *ACTIONS}
+
+
+def built_in_files() -> list[Path]:
+    """The catalogue shipped with the program: inside the installed package, or `patches/` of a source checkout."""
+    package = Path(__file__).parent
+    for folder in (package.parent / "catalogue", package.parents[1] / "patches"):
+        files = sorted(folder.glob("*.yaml"))
+        if files:
+            return files
+    raise UsageError("The patch catalogue is missing from this installation; install mindspeed-dryrun again.")
+
+
+def compile(files: Iterable[Path] | None = None, extra: Sequence[Path] = ()) -> list[dict[str, Any]]:
+    """The built-in catalogue (or `files`) and the user's own files as a list of JSON-able patches, in file order."""
+    patches: dict[str, dict[str, Any]] = {}
+    for file in [*(built_in_files() if files is None else files), *extra]:
+        for patch in _read(Path(file)):
+            patches.pop(patch["name"], None)  # a user's patch of the same name replaces ours
+            patches[patch["name"]] = patch
+    return list(patches.values())
+
+
+def for_trainer(patches: Iterable[dict[str, Any]], trainer: str) -> list[dict[str, Any]]:
+    """The patches that one trainer wants."""
+    return [patch for patch in patches if trainer in patch["trainers"]]
+
+
+def state(patch: dict[str, Any]) -> str:
+    """`applies`, `applies, version not known`, `target missing` or `not installed`, without importing upstream."""
+    module, _, attribute = str(patch["target"]).partition(":")
+    package = str(patch["package"])
+    if not installed.has_package(package):
+        return "not installed"
+    if "hide" in patch:
+        return "applies"
+    if not installed.has_module(module) or installed.has_attribute(module, attribute) is False:
+        return "target missing"
+    known = patch["versions"]
+    return "applies" if not known or installed.version(package) in known else "applies, version not known"
+
+
+def _read(file: Path) -> list[dict[str, Any]]:
+    import yaml
+
+    try:
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"The patch file {file} cannot be read: {error.strerror}.") from error
+    except yaml.YAMLError as error:
+        raise UsageError(f"The patch file {file} is not valid YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(content, dict) or not isinstance(content.get("patches"), list):
+        raise UsageError(f"The patch file {file} has no list `patches`.")
+    _refuse_unknown(content, _FILE_FIELDS, str(file))
+    return [_checked(entry, content, file) for entry in content["patches"]]
+
+
+def _checked(entry: Any, content: dict[str, Any], file: Path) -> dict[str, Any]:
+    if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
+        raise UsageError(f"A patch in {file} has no name.")
+    where = f"patch {entry['name']} in {file}"
+    _refuse_unknown(entry, _PATCH_FIELDS, where)
+    module, colon, attribute = str(entry.get("target", "")).partition(":")
+    if not module or bool(attribute) == ("hide" in entry) or bool(colon) != bool(attribute):
+        raise UsageError(f"{where}: `target` must be `module:attribute`, or a bare module to hide.")
+    actions = [action for action in ACTIONS if action in entry]
+    if len(actions) != 1:
+        raise UsageError(f"{where}: needs exactly one of {', '.join(ACTIONS)}.")
+    if "handler" in entry and ":" not in str(entry["handler"]):
+        raise UsageError(f"{where}: `handler` must be `module:function`.")
+    trainers = entry.get("trainers", list(TRAINERS))
+    if not isinstance(trainers, list) or not set(trainers) <= set(TRAINERS):
+        raise UsageError(f"{where}: `trainers` must be a list out of {', '.join(TRAINERS)}.")
+    return {
+        **entry,
+        "project": content.get("project", file.stem),
+        "package": entry.get("package") or content.get("package") or module.split(".")[0],
+        "versions": [str(version) for version in entry.get("versions") or content.get("versions") or []],
+        "trainers": trainers,
+    }
+
+
+def _refuse_unknown(fields: dict[str, Any], known: set[str], where: str) -> None:
+    unknown = sorted(set(fields) - known)
+    if unknown:
+        raise UsageError(f"{where}: unknown field {', '.join(unknown)}; known are {', '.join(sorted(known))}.")

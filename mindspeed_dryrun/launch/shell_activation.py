@@ -1,0 +1,96 @@
+"""The environment of an activated shell, and the shell commands that make it and take it back. Pure functions."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mindspeed_dryrun.rank.activation import VARIABLE
+
+MARK = "(dryrun) "
+SITE = Path(__file__).parents[1] / "rank" / "site"
+SHIM = Path(__file__).parent / "shim"
+# Shell code shared by both verbs; the names are long so that they meet nobody's own.
+_KEEP = "_mindspeed_dryrun_keep_"
+_PROMPT = "_mindspeed_dryrun_prompt"
+
+
+def before_activation(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment as it was before `activate`; the same where nothing is activated."""
+    saved = _saved(environ)
+    if saved is None:
+        return dict(environ)
+    result = {name: value for name, value in environ.items() if name not in saved and name != VARIABLE}
+    result.update({name: value for name, value in saved.items() if value is not None})
+    return result
+
+
+def activated(base: Mapping[str, str], engine: Mapping[str, str], settings: Mapping[str, Any]) -> dict[str, str | None]:
+    """What changes in the shell: variable → new value, or None where it is unset. `engine` is a rank's environment."""
+    changes: dict[str, str | None] = {name: value for name, value in engine.items() if base.get(name) != value}
+    changes.update({name: None for name in base if name not in engine})
+    changes["MS_DRY_RUN"] = "1"
+    changes["PATH"] = _first(SHIM, engine.get("PATH", os.defpath))
+    changes["PYTHONPATH"] = _first(SITE, engine.get("PYTHONPATH", ""))
+    saved = {name: base.get(name) for name in sorted(changes)}
+    changes[VARIABLE] = json.dumps({"mode": "activate", **settings, "saved": saved})
+    return changes
+
+
+def activate_commands(changes: Mapping[str, str | None], base: Mapping[str, str], prompt: bool = True) -> list[str]:
+    """For `eval` in sh, bash or zsh. Variables of the shell that are not exported are kept as such."""
+    lines = []
+    for name in sorted(changes):
+        if name not in base and name != VARIABLE:
+            lines.append(f'if [ -z "${{{_KEEP}{name}+x}}" ] && [ -n "${{{name}+x}}" ] && [ -z "${{{VARIABLE}+x}}" ]; '
+                         f'then {_KEEP}{name}="${name}"; fi')  # fmt: skip
+    for name, value in sorted(changes.items()):
+        lines.append(f"unset {name}" if value is None else f"export {name}={shlex.quote(value)}")
+    if prompt:
+        lines.append(
+            f'if [ -n "${{PS1+x}}" ] && [ -z "${{{_PROMPT}+x}}" ]; then {_PROMPT}="$PS1"; PS1="{MARK}$PS1"; fi'
+        )
+    return [*lines, "hash -r 2>/dev/null || :"]
+
+
+def deactivate_commands(environ: Mapping[str, str]) -> list[str]:
+    """Every variable as it was: the old value, unset, or a shell variable that is not exported."""
+    lines = []
+    for name, value in (_saved(environ) or {}).items():
+        if value is not None:
+            lines.append(f"export {name}={shlex.quote(value)}")
+            continue
+        keep = _KEEP + name
+        lines.append(f'unset {name}; if [ -n "${{{keep}+x}}" ]; then {name}="${keep}"; unset {keep}; fi')
+    lines.append(f"unset {VARIABLE}")
+    lines.append(f'if [ -n "${{{_PROMPT}+x}}" ]; then PS1="${_PROMPT}"; unset {_PROMPT}; fi')
+    return [*lines, "hash -r 2>/dev/null || :"]
+
+
+def is_activated(environ: Mapping[str, str]) -> bool:
+    """Whether this environment is an activated shell's."""
+    return _saved(environ) is not None
+
+
+def _saved(environ: Mapping[str, str]) -> dict[str, str | None] | None:
+    try:
+        settings = json.loads(environ.get(VARIABLE, ""))
+    except ValueError:
+        return None
+    if not isinstance(settings, dict) or settings.get("mode") != "activate":
+        return None
+    saved = settings.get("saved")
+    return saved if isinstance(saved, dict) else {}
+
+
+def _first(folder: Path, rest: str) -> str:
+    return os.pathsep.join(part for part in (str(folder), rest) if part)
+
+
+def settings_of(options: Sequence[str], patches: Path, python: str) -> dict[str, Any]:
+    """The activation's configuration for the processes below."""
+    return {"options": list(options), "patches": str(patches), "trainer": "script", "python": python}

@@ -1,0 +1,48 @@
+"""Graph mode at O2 hands the whole graph to GE, a part of CANN: on the stand-in it is refused before it crashes."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from mindspeed_dryrun.errors import DryRunError
+from mindspeed_dryrun.rank.activation import STAND_IN_LIBRARY
+
+_REFUSAL = "Graph mode {what} compiles with GE, which only a real CANN has. Use jit_level O0 or O1, or an Ascend host."
+
+
+def on_stand_in() -> bool:
+    """Is the CANN of this process the generated one?"""
+    return Path(os.environ.get("ASCEND_HOME_PATH", ""), "lib64", STAND_IN_LIBRARY).exists()
+
+
+def set_context(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Refuses `jit_config={"jit_level": "O2"}`."""
+
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        _refuse_o2((kwargs.get("jit_config") or {}).get("jit_level"))
+        return original(*args, **kwargs)
+
+    return call
+
+
+def jit(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Refuses `@jit(backend="GE")` and `@jit(jit_level="O2")`."""
+
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        _refuse_o2(kwargs.get("jit_level"))
+        if kwargs.get("backend") == "GE" and on_stand_in():
+            raise DryRunError(_REFUSAL.format(what='with backend="GE"'))
+        return original(*args, **kwargs)
+
+    return call
+
+
+def _refuse_o2(jit_level: object) -> None:
+    if jit_level == "O2" and on_stand_in():
+        raise DryRunError(_REFUSAL.format(what="O2"))

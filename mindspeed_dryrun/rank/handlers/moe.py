@@ -1,0 +1,197 @@
+"""Mixture of experts without values: where tokens go is decided on the device, and a dry run reads only zeros from it.
+
+So the load is assumed: every expert gets the same number of tokens. `launch --moe-imbalance` makes this rank's experts
+receive that many times their even share.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from mindspeed_dryrun.rank import activation as config
+
+
+def imbalance() -> float:
+    """How many times the even share this rank's experts receive."""
+    return float(config.current().get("moe_imbalance") or 1.0)
+
+
+def even_shares(total: int, parts: int) -> list[int]:
+    """`total` in `parts` shares that differ by one at most."""
+    return [total * (part + 1) // parts - total * part // parts for part in range(parts)]
+
+
+def cumulated(shares: Sequence[int]) -> list[int]:
+    """Running totals."""
+    totals, total = [], 0
+    for share in shares:
+        total += share
+        totals.append(total)
+    return totals
+
+
+# -- token permutation -----------------------------------------------------------------------------------------------
+
+
+def permute(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Selects as many tokens as an even load would: tokens × top-k, or this rank's share of it."""
+
+    @functools.wraps(original)
+    def call(tokens: Any, routing_map: Any, *args: Any, **kwargs: Any) -> Any:
+        wanted = kwargs.get("num_out_tokens", args[1] if len(args) > 1 else None)
+        count = wanted if isinstance(wanted, int) else _received(routing_map)
+        if wanted is not None and not isinstance(wanted, int):
+            kwargs["num_out_tokens"] = count
+            args = args[:1]
+        with _selecting(tokens, count):
+            return original(tokens, routing_map, *args, **kwargs)
+
+    return call
+
+
+def unpermute(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Selects one probability for each permuted token."""
+
+    @functools.wraps(original)
+    def call(permuted_tokens: Any, *args: Any, **kwargs: Any) -> Any:
+        with _selecting(permuted_tokens, int(permuted_tokens.shape[0])):
+            return original(permuted_tokens, *args, **kwargs)
+
+    return call
+
+
+def allgather_permutation(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The all-gather dispatchers: counts per expert on the host, and selections of this rank's share."""
+
+    @functools.wraps(original)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        import torch
+
+        routing_map = next(a for a in _tensors(args) if len(a.shape) == 2 and a.shape[1] == self.config.num_moe_experts)
+        tokens = int(routing_map.shape[0])
+        gathered = not isinstance(args[0], (tuple, list)) and (self.tp_size > 1 or self.ep_size > 1)
+        tokens *= self.tp_size * self.ep_size if gathered else 1
+        count = _share(tokens, self.config.moe_router_topk, self.num_local_experts, self.config.num_moe_experts)
+        with _selecting(routing_map, count):
+            result = list(original(self, *args, **kwargs))
+        result[1] = torch.tensor(even_shares(count, self.num_local_experts), dtype=torch.int64)
+        return tuple(result)
+
+    return call
+
+
+def _tensors(values: Sequence[Any]) -> Iterator[Any]:
+    for value in values:
+        if isinstance(value, (tuple, list)):
+            yield from _tensors(value)
+        elif hasattr(value, "shape"):
+            yield value
+
+
+def _received(routing_map: Any) -> int:
+    from megatron.training import get_args
+
+    args = get_args()
+    tokens, experts = (int(size) for size in routing_map.shape)
+    return _share(tokens, args.moe_router_topk, experts, args.num_experts)
+
+
+def _share(tokens: int, top_k: int, local_experts: int, experts: int) -> int:
+    share = tokens * top_k * local_experts / experts
+    return min(round(share * (imbalance() if local_experts < experts else 1)), tokens * local_experts)
+
+
+@contextmanager
+def _selecting(tensor: Any, count: int) -> Iterator[None]:
+    """`masked_select` gives `count` elements, whatever the mask: which ones has no bearing on memory."""
+    tensor_class = _class_with(type(tensor), "masked_select")
+    real = tensor_class.__dict__["masked_select"]
+
+    def masked_select(self: Any, mask: Any) -> Any:
+        return self.reshape(-1)[:count].clone()
+
+    tensor_class.masked_select = masked_select
+    try:
+        yield
+    finally:
+        tensor_class.masked_select = real
+
+
+def _class_with(kind: type, attribute: str) -> Any:
+    return next(base for base in kind.__mro__ if attribute in base.__dict__)
+
+
+# -- token dispatchers -----------------------------------------------------------------------------------------------
+
+
+def preprocess(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Runs the dispatcher's own preparation for what it allocates, then puts an even load where it read zeros."""
+
+    @functools.wraps(original)
+    def call(self: Any, routing_map: Any) -> Any:
+        import numpy
+        import torch
+
+        original(self, routing_map)
+        experts, local = int(self.num_experts), int(self.num_local_experts)
+        if self.drop_and_pad:
+            counts = [int(self.capacity)] * experts
+        else:
+            counts = even_shares(int(routing_map.shape[0]) * int(self.config.moe_router_topk), experts)
+        self.num_out_tokens = sum(counts)
+        groups = experts // local
+        tensor_parts = int(self.tp_size) if hasattr(self, "output_splits_tp") else 1
+        factor = 1.0 if self.drop_and_pad or groups == 1 else imbalance()
+        received = [round(counts[index] * factor) for index in self.local_expert_indices]
+        # Python integers in an array: MSAdapter refuses sizes made of numpy's.
+        splits = {
+            "input_splits": [sum(counts[group * local : (group + 1) * local]) for group in range(groups)],
+            "output_splits": [sum(received)] * groups,
+            "output_splits_tp": [sum(received) * groups] * tensor_parts,
+        }
+        for name, value in splits.items():
+            if getattr(self, name, None) is not None:
+                setattr(self, name, numpy.array(value, dtype=object))
+        by_source = numpy.tile(numpy.array(received, dtype=numpy.int64), (groups * tensor_parts, 1))
+        if getattr(self, "num_global_tokens_per_local_expert_cpu", None) is not None:
+            self.num_global_tokens_per_local_expert_cpu = by_source
+        elif getattr(self, "num_global_tokens_per_local_expert", None) is not None:
+            self.num_global_tokens_per_local_expert = by_source
+        if getattr(self, "send_count_matrix", None) is not None:
+            self.send_count_matrix = self.send_count_matrix_T = [sum(received)] * (groups * groups)
+        chunks = numpy.arange(experts * tensor_parts)
+        for name, order in (
+            ("sort_input_by_local_experts", chunks.reshape(-1, local)),
+            ("restore_output_by_local_experts", chunks.reshape(local, -1)),
+        ):
+            if hasattr(self, name):
+                setattr(self, name, order.T.ravel())
+        return torch.tensor([count * groups * tensor_parts for count in received], dtype=torch.int64)
+
+    return call
+
+
+# -- grouped matrix products -----------------------------------------------------------------------------------------
+
+
+def grouped_matmul(original: Callable[..., Any]) -> Callable[..., Any]:
+    """An even group list where the one read back from the device is all zeros. First argument: tensors of tokens."""
+
+    @functools.wraps(original)
+    def call(tokens: Any, *args: Any, **kwargs: Any) -> Any:
+        total = int(tokens[0].shape[0])
+        if "group_list" in kwargs:
+            kwargs["group_list"] = _filled(kwargs["group_list"], total)
+        return original(tokens, *(_filled(arg, total) for arg in args), **kwargs)
+
+    return call
+
+
+def _filled(group_list: Any, total: int) -> Any:
+    is_list = isinstance(group_list, (list, tuple)) and bool(group_list) and all(isinstance(n, int) for n in group_list)
+    if not is_list or group_list[-1] == total:
+        return group_list
+    return cumulated(even_shares(total, len(group_list)))

@@ -1,0 +1,84 @@
+"""The training loop: that it trains, that finished iterations are counted, that it touches no file of the user's."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable
+from typing import Any
+
+from mindspeed_dryrun.rank import activation as config
+from mindspeed_dryrun.rank import progress
+
+# Arguments that make a trainer read or write files, with the value that keeps it from it.
+_QUIET = {
+    "load": None,
+    "pretrained_checkpoint": None,
+    "save": None,
+    "tensorboard_dir": None,
+    "wandb_project": "",
+    "wandb_save_dir": "",
+    "log_progress": False,
+    "profile": False,
+    "use_pytorch_profiler": False,
+    "record_memory_history": False,
+    "async_save": False,
+    "enable_one_logger": False,
+    "use_checkpoint_args": False,
+    "use_mp_args_from_checkpoint_args": False,
+    "exit_signal_handler": False,
+    "enable_high_availability": False,
+    "data_path": None,
+    "train_data_path": None,
+    "valid_data_path": None,
+    "test_data_path": None,
+    "data_args_path": None,
+    "per_split_data_args_path": None,
+    "num_workers": 0,
+}
+
+
+def parse_args(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Parsed arguments without checkpoints, data sets, logs and profiles."""
+
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        parsed = original(*args, **kwargs)
+        for name, value in _QUIET.items():
+            if hasattr(parsed, name):
+                setattr(parsed, name, value)
+        if getattr(parsed, "padded_vocab_size", None) or getattr(parsed, "vocab_size", None):
+            parsed.tokenizer_name_or_path = None  # its place is taken by a tokenizer of that size
+        if hasattr(parsed, "data_cache_path"):
+            parsed.data_cache_path = os.path.join(config.current().get("scratch") or "", "data_cache")
+        return parsed
+
+    return call
+
+
+def build_train_args(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`do_train` is decided before the data flags are read back from the device, where they are 0 in simulation."""
+
+    @functools.wraps(original)
+    def call(args: Any, *rest: Any) -> Any:
+        if os.environ.get("MS_DRY_RUN") == "1":
+            args.do_train = True
+        progress.phase("building")
+        return original(args, *rest)
+
+    return call
+
+
+def train_step(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Counts an iteration when forward, backward and optimizer step have returned."""
+    finished = 0
+
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        nonlocal finished
+        result = original(*args, **kwargs)
+        finished += 1
+        progress.iteration(finished, int(config.current().get("iterations") or 0))
+        return result
+
+    return call

@@ -1,0 +1,41 @@
+"""What a rank tells its launcher while it runs: one JSON object per line, appended to `progress.jsonl`.
+
+Phases: `importing`, `building`, `iteration` (with `done` and `total`), `finished`. A rank whose trainer never
+reports a finished iteration has trained nothing, whatever its exit status says.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+
+from mindspeed_dryrun.rank import activation as config
+
+
+def phase(name: str, **fields: object) -> None:
+    """Appends one line; costs a system call, and nothing at all outside a rank of ours."""
+    path = config.current().get("progress")
+    if not path:
+        return
+    line = json.dumps({"phase": name, "time": time.time(), **fields}) + "\n"
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    try:
+        os.write(descriptor, line.encode())
+    finally:
+        os.close(descriptor)
+
+
+def iteration(done: int, total: int) -> None:
+    """An iteration (forward, backward and optimizer step) has really finished."""
+    phase("iteration", done=done, total=total, memory_mb=_memory_mb())
+
+
+def _memory_mb() -> int | None:
+    import sys
+
+    mindspore = sys.modules.get("mindspore")
+    try:
+        return int(mindspore.runtime.max_memory_allocated() / 2**20) if mindspore else None
+    except Exception:  # a figure for the progress line only; the peak comes from the engine's own block
+        return None

@@ -1,0 +1,38 @@
+"""`python -m mindspeed_dryrun.rank.trainer ARGS`: a drop-in for `pretrain_gpt.py` in one simulated rank."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from mindspeed_dryrun.errors import DryRunError
+from mindspeed_dryrun.megatron import settings as settings_module
+from mindspeed_dryrun.rank import progress
+from mindspeed_dryrun.rank.trainer import compatibility as adapt
+
+
+def main(args: list[str]) -> None:
+    """Runs the iterations the arguments ask for; the engine prints the memory block when the process ends."""
+    settings = settings_module.read(args, int(os.environ.get("RANK_ID", "0")), int(os.environ.get("MS_WORKER_NUM", "1")))
+    progress.phase("importing")
+    adapt.before_import()
+    import torch
+
+    adapt.after_import()
+    from mindspeed_dryrun.rank.trainer import layers, loop, model, optimizer
+    from mindspeed_dryrun.rank.trainer import process_groups as parallel
+
+    layers.install(settings)
+    parallel.initialize(settings)
+    progress.phase("building")
+    chunks = model.build(settings)
+    loop.train(settings, chunks, optimizer.build(settings, chunks, model.params_dtype(settings)))
+    progress.phase("finished")
+    del torch
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1:])
+    except DryRunError as error:
+        sys.exit(f"mindspeed-dryrun: {error}")

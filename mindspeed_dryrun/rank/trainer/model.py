@@ -1,0 +1,250 @@
+"""The model chunks of one rank, wrapped as Megatron's training loop wraps them."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from megatron.core import parallel_state
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
+from megatron.core.models.gpt import GPTModel
+from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
+from megatron.core.tensor_parallel.layers import set_defaults_if_not_set_tensor_model_parallel_attributes
+from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubmodules
+from megatron.core.transformer.enums import AttnMaskType
+from megatron.core.transformer.identity_op import IdentityOp
+from megatron.core.transformer.mlp import MLP, MLPSubmodules
+from megatron.core.transformer.module import Float16Module
+from megatron.core.transformer.spec_utils import ModuleSpec
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
+from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
+
+from mindspeed_dryrun.megatron.settings import Settings
+from mindspeed_dryrun.rank.trainer import context_parallel, layers, recompute, rotary
+from mindspeed_dryrun.rank.trainer import reuse_fp32 as reuse
+
+
+def params_dtype(settings: Settings) -> Any:
+    """The type weights are made and sent in."""
+    return torch.bfloat16 if settings.bf16 else torch.half if settings.fp16 else torch.float
+
+
+def _no_initialisation(weight: Any) -> Any:
+    """Values do not matter in a dry run, and making them is most of the time of a real start."""
+    return weight
+
+
+def transformer_config(settings: Settings) -> TransformerConfig:
+    """megatron-core's configuration, as Megatron's training loop fills it from the same flags."""
+    gated = settings.swiglu or settings.geglu or settings.gelu_tanh
+    activation = F.silu if settings.swiglu else layers.gelu_tanh if settings.gelu_tanh else F.gelu
+    overlap_p2p = settings.virtual_stages is not None and not settings.no_overlap_p2p_communication
+    grouping = settings.microbatch_group_size_per_virtual_pipeline_stage
+    return TransformerConfig(
+        num_layers=settings.num_layers if settings.stage_layers is None else _divisible(settings),
+        hidden_size=settings.hidden_size,
+        ffn_hidden_size=settings.ffn_size,
+        num_attention_heads=settings.num_attention_heads,
+        num_query_groups=settings.query_groups,
+        kv_channels=settings.kv_size,
+        tensor_model_parallel_size=settings.tensor_model_parallel_size,
+        pipeline_model_parallel_size=settings.pipeline_model_parallel_size,
+        virtual_pipeline_model_parallel_size=settings.virtual_stages,
+        context_parallel_size=settings.context_parallel_size,
+        sequence_parallel=settings.sequence_parallel,
+        add_bias_linear=not settings.disable_bias_linear,
+        add_qkv_bias=settings.add_qkv_bias,
+        gated_linear_unit=gated,
+        activation_func=activation,
+        normalization=settings.normalization,
+        qk_layernorm=settings.qk_layernorm,
+        rotary_interleaved=settings.rotary_interleaved,
+        attention_dropout=settings.attention_dropout,
+        hidden_dropout=settings.hidden_dropout,
+        fp32_residual_connection=settings.fp32_residual_connection,
+        fp16=settings.fp16,
+        bf16=settings.bf16,
+        params_dtype=params_dtype(settings),
+        pipeline_dtype=params_dtype(settings),
+        autocast_dtype=params_dtype(settings),
+        enable_autocast=False,
+        gradient_accumulation_fusion=not settings.no_gradient_accumulation_fusion,
+        # Gated GELUs are set behind Megatron's back, with its fusion switched off.
+        bias_activation_fusion=not (settings.no_bias_swiglu_fusion if settings.swiglu else gated or settings.no_bias_gelu_fusion),
+        bias_dropout_fusion=not settings.no_bias_dropout_fusion,
+        masked_softmax_fusion=False,
+        apply_rope_fusion=False,
+        cross_entropy_loss_fusion=settings.cross_entropy_loss_fusion,
+        recompute_granularity=settings.recompute_granularity,
+        recompute_method=settings.recompute_method,
+        recompute_num_layers=settings.recompute_num_layers,
+        distribute_saved_activations=settings.distribute_saved_activations,
+        deallocate_pipeline_outputs=True,
+        batch_p2p_comm=not overlap_p2p,
+        overlap_p2p_comm=overlap_p2p,
+        microbatch_group_size_per_vp_stage=grouping or settings.pipeline_model_parallel_size,
+        init_method=_no_initialisation,
+        output_layer_init_method=_no_initialisation,
+        use_cpu_initialization=False,
+    )
+
+
+def _divisible(settings: Settings) -> int:
+    """megatron-core wants equal stages; with `--num-layer-list` the layers are built from the list and this is not read."""
+    pp = int(settings.pipeline_model_parallel_size)
+    return -(-int(settings.num_layers) // pp) * pp
+
+
+def stage_layer_numbers(settings: Settings, stage: int, chunk: int | None) -> range:
+    """Zero-based global numbers of the layers in one chunk of one stage."""
+    if settings.stage_layers is not None:
+        first = sum(settings.stage_layers[:stage])
+        return range(first, first + settings.stage_layers[stage])
+    per_stage = settings.num_layers // settings.pipeline_model_parallel_size
+    if settings.virtual_stages is None:
+        return range(stage * per_stage, (stage + 1) * per_stage)
+    per_chunk = per_stage // settings.virtual_stages
+    first = (chunk or 0) * (settings.num_layers // settings.virtual_stages) + stage * per_chunk
+    return range(first, first + per_chunk)
+
+
+class Model(GPTModel):  # type: ignore[misc]
+    """megatron-core's GPT with MindSpeed-LLM's forward pass."""
+
+    def __init__(self, settings: Settings, config: TransformerConfig, numbers: range, **kwargs: Any) -> None:
+        norm = ModuleSpec(module=layers.Norm, params={"settings": settings})
+        spec = layer_spec(settings, norm)
+        noop = ModuleSpec(module=layers.NoopLayer)
+        block = TransformerBlockSubmodules(
+            layer_specs=[noop if number in settings.noop_layers else spec for number in numbers],
+            layer_norm=None if settings.no_post_layer_norm else norm,
+        )
+        learned = settings.position_embedding_type == "learned_absolute" and not settings.rope
+        super().__init__(
+            config=config,
+            transformer_layer_spec=block,
+            vocab_size=settings.padded_vocab,
+            max_sequence_length=settings.max_position_embeddings or settings.seq_length,
+            position_embedding_type="learned_absolute" if learned else "none",
+            fp16_lm_cross_entropy=settings.fp16_lm_cross_entropy,
+            parallel_output=True,
+            share_embeddings_and_output_weights=not settings.untie_embeddings_and_output_weights,
+            **kwargs,
+        )
+        self.settings = settings
+        self.rotary = rotary.Rotary(settings, context_parallel.sequence_slicer(settings)) if settings.rope else None
+        for layer in self.decoder.layers:
+            if isinstance(layer, TransformerLayer):
+                layers.finish_layer(layer, settings)
+        recompute.prepare(self.decoder, settings)
+
+    def forward(self, input_ids: Any, position_ids: Any, attention_mask: Any, labels: Any = None, **_: Any) -> Any:
+        settings = self.settings
+        decoder_input = None
+        if self.pre_process:
+            decoder_input = self.embedding(input_ids=input_ids, position_ids=position_ids)
+            if settings.scale_emb is not None:
+                decoder_input = decoder_input * settings.scale_emb
+        rotary_pos_emb = self.rotary(settings.seq_length) if self.rotary is not None else None
+        # `decoder_input` stays referenced here until the loss is computed, whether or not the decoder scales a copy of it.
+        hidden_states = self.decoder(
+            hidden_states=self._scaled(decoder_input), attention_mask=attention_mask, rotary_pos_emb=rotary_pos_emb
+        )
+        if not self.post_process:
+            return hidden_states
+        if settings.dim_model_base is not None:
+            hidden_states = hidden_states / (settings.hidden_size / settings.dim_model_base)
+        weight = self.shared_embedding_or_output_weight() if self.share_embeddings_and_output_weights else None
+        logits, _ = self.output_layer(hidden_states, weight=weight)
+        if settings.output_multiplier_scale:
+            logits = logits * settings.output_multiplier_scale
+        if settings.output_logit_softcapping:
+            logits = logits / settings.output_logit_softcapping
+            logits = torch.tanh(logits)
+            logits = logits * settings.output_logit_softcapping
+        return self.compute_language_model_loss(labels, logits)
+
+    def _scaled(self, decoder_input: Any) -> Any:
+        """Gemma's scale of the embeddings (`--input-embeds-norm`)."""
+        if decoder_input is None or not self.settings.input_embeds_norm:
+            return decoder_input
+        return decoder_input * torch.tensor(self.settings.hidden_size**0.5, dtype=decoder_input.dtype)
+
+
+def layer_spec(settings: Settings, norm: ModuleSpec) -> ModuleSpec:
+    """One layer: megatron-core's modules, with the norm and the attention of an NPU."""
+    qk_norm = norm if settings.qk_layernorm else IdentityOp
+    attention = SelfAttentionSubmodules(
+        linear_qkv=ColumnParallelLinear,
+        core_attention=context_parallel.attention_spec(settings),
+        linear_proj=RowParallelLinear,
+        q_layernorm=qk_norm,
+        k_layernorm=qk_norm,
+    )
+    mlp = ModuleSpec(module=MLP, submodules=MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear))
+    return ModuleSpec(
+        module=TransformerLayer,
+        submodules=TransformerLayerSubmodules(
+            input_layernorm=norm,
+            self_attention=ModuleSpec(
+                module=SelfAttention, params={"attn_mask_type": AttnMaskType.causal}, submodules=attention
+            ),
+            self_attn_bda=get_bias_dropout_add,
+            pre_mlp_layernorm=norm,
+            mlp=mlp,
+            mlp_bda=get_bias_dropout_add,
+        ),
+    )
+
+
+def build(settings: Settings) -> list[Any]:
+    """The chunks of this rank: on the device, in half precision, with their gradient buffers."""
+    config = transformer_config(settings)
+    stage = parallel_state.get_pipeline_model_parallel_rank()
+    chunks = []
+    for chunk in range(settings.virtual_stages) if settings.virtual_stages else [None]:
+        if chunk is not None:
+            parallel_state.set_virtual_pipeline_model_parallel_rank(chunk)
+        chunks.append(
+            Model(
+                settings,
+                config,
+                stage_layer_numbers(settings, stage, chunk),
+                pre_process=parallel_state.is_pipeline_first_stage(),
+                post_process=parallel_state.is_pipeline_last_stage(),
+            )
+        )
+    parameters = [parameter for model in chunks for parameter in model.parameters()]
+    for parameter in parameters:
+        set_defaults_if_not_set_tensor_model_parallel_attributes(parameter)
+    for model in chunks:
+        model.cuda(torch.cuda.current_device())
+    if settings.fp16 or settings.bf16:
+        chunks = [Float16Module(config, model) for model in chunks]
+    if settings.reuse_fp32_param:
+        reuse.pad_to_even()
+    buffers = _buffer_config(settings, sum(parameter.nelement() for parameter in parameters))
+    wrap = functools.partial(DistributedDataParallel, config=config, ddp_config=buffers)
+    return [wrap(module=model, disable_bucketing=index > 0) for index, model in enumerate(chunks)]
+
+
+def _buffer_config(settings: Settings, num_parameters: int) -> DistributedDataParallelConfig:
+    """Megatron's defaults: one bucket, unless gradients are reduced while the backward pass runs."""
+    bucket_size = settings.ddp_bucket_size
+    if settings.ddp_num_buckets:
+        bucket_size = num_parameters // settings.ddp_num_buckets
+    if bucket_size is None:
+        with_cp = parallel_state.get_data_parallel_world_size(with_context_parallel=True)
+        bucket_size = max(40000000, 1000000 * with_cp)
+    return DistributedDataParallelConfig(
+        grad_reduce_in_fp32=settings.accumulate_allreduce_grads_in_fp32,
+        overlap_grad_reduce=settings.overlap_grad_reduce,
+        overlap_param_gather=settings.overlap_param_gather,
+        use_distributed_optimizer=settings.use_distributed_optimizer,
+        check_for_nan_in_grad=not settings.no_check_for_nan_in_loss_and_grad,
+        bucket_size=bucket_size if settings.overlap_grad_reduce else None,
+    )

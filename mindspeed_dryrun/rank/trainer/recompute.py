@@ -1,0 +1,171 @@
+"""Recomputation beyond megatron-core's own: MindSpeed's choice of layers, activation functions and norms."""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+import torch
+from megatron.core import parallel_state, tensor_parallel
+from megatron.core.transformer.transformer_layer import TransformerLayer
+from megatron.core.utils import make_viewless_tensor
+from torch.utils.checkpoint import detach_variable
+
+from mindspeed_dryrun.megatron.settings import Settings
+
+
+def prepare(block: Any, settings: Settings) -> None:
+    """Gives the layers of a block the forward pass that the flags ask for."""
+    if settings.recompute_method == "block":
+        block._checkpointed_forward = types.MethodType(_checkpoint_some_layers, block)
+        block.recompute_settings = settings
+    numbers = range(len(block.layers))
+    for layer, number in zip(block.layers, numbers, strict=True):
+        if not isinstance(layer, TransformerLayer):
+            continue
+        if settings.recompute_activation_function and _wanted(
+            settings, number, settings.recompute_activation_function_num_layers
+        ):
+            mlp = getattr(layer.mlp, "module", layer.mlp)
+            mlp.forward = types.MethodType(_mlp_without_activation, mlp)
+        if settings.recompute_norm and _wanted(settings, number, settings.recompute_norm_num_layers):
+            layer.forward = types.MethodType(_layer_without_norms, layer)
+
+
+def _place(settings: Settings, number: int) -> int:
+    """Where a layer stands in the queue for recomputation: chunks take turns if the count is per pipeline stage."""
+    chunk, chunks = parallel_state.get_virtual_pipeline_model_parallel_rank(), settings.virtual_stages
+    if chunk is None or chunks is None or not settings.enable_recompute_layers_per_pp_rank:
+        chunk, chunks = 0, 1
+    return int(number * chunks + chunk)
+
+
+def _wanted(settings: Settings, number: int, count: int | None) -> bool:
+    """Layers that are recomputed whole come first; then `count` more, or all."""
+    place, whole = _place(settings, number), settings.recompute_num_layers or 0
+    if place < whole:
+        return False
+    return count is None or place < whole + count
+
+
+def _checkpoint_some_layers(
+    block: Any, hidden_states: Any, attention_mask: Any, context: Any, context_mask: Any, rotary_pos_emb: Any, **_: Any
+) -> Any:
+    """`--recompute-method block`: the first layers keep their input only, the others everything."""
+    settings = block.recompute_settings
+
+    def run(number: int) -> Any:
+        def forward(hidden: Any, mask: Any, context: Any, context_mask: Any, rotary: Any) -> Any:
+            return block.layers[number](
+                hidden_states=hidden, attention_mask=mask, context=context, context_mask=context_mask, rotary_pos_emb=rotary
+            )
+
+        return forward
+
+    for number in range(len(block.layers)):
+        inputs = (hidden_states, attention_mask, context, context_mask, rotary_pos_emb)
+        if _place(settings, number) < settings.recompute_num_layers:
+            distribute = block.config.distribute_saved_activations
+            hidden_states, context = tensor_parallel.checkpoint(run(number), distribute, *inputs)
+        else:
+            hidden_states, context = run(number)(*inputs)
+    return hidden_states
+
+
+class _Recomputed(torch.autograd.Function):  # type: ignore[misc]
+    """Runs a function without a graph; `WithoutOutput` runs it again, with one, before its gradient is wanted."""
+
+    @staticmethod
+    def forward(ctx: Any, function: Any, holder: WithoutOutput, *args: Any) -> Any:
+        with torch.no_grad():
+            output = function(*args)
+        ctx.save_for_backward(*detach_variable(args))
+        holder.ctx = ctx
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
+        inputs, outputs = ctx.saved_tensors, ctx.outputs
+        torch.autograd.backward(outputs, gradients)
+        ctx.outputs = None
+        return (None, None, *(x.grad if isinstance(x, torch.Tensor) else x for x in inputs))
+
+
+class WithoutOutput:
+    """Recomputation of a function whose output is needed by the operator after it: freed, and restored in time."""
+
+    def __init__(self) -> None:
+        self.function: Any = None
+        self.output: Any = None
+        self.ctx: Any = None
+
+    def run(self, function: Any, *args: Any) -> Any:
+        self.function = function
+        self.output = _Recomputed.apply(function, self, *args)
+        return self.output
+
+    def free(self) -> None:
+        self.output.untyped_storage().resize_(0)
+
+    def restore(self, _: Any) -> None:
+        with torch.enable_grad():
+            again = self.function(*self.ctx.saved_tensors)
+        self.function = None
+        storage = again.untyped_storage()
+        self.output.untyped_storage().resize_(storage.size())
+        with torch.no_grad():
+            self.output.untyped_storage().copy_(storage)
+        self.ctx.outputs = (again,)
+        self.output = self.ctx = None
+
+
+def _mlp_without_activation(mlp: Any, hidden_states: Any, per_token_scale: Any = None) -> tuple[Any, Any]:
+    """`--recompute-activation-function`: the output of the activation is not kept."""
+    from megatron.core.transformer import mlp as megatron_mlp
+
+    intermediate, bias = mlp.linear_fc1(hidden_states)
+
+    def activation(x: Any, bias: Any) -> Any:
+        if mlp.config.bias_activation_fusion and mlp.config.gated_linear_unit:
+            import torch_npu
+
+            return torch_npu.npu_swiglu(x if bias is None else x + bias, dim=-1)
+        if mlp.config.bias_activation_fusion:
+            return megatron_mlp.bias_gelu_impl(x, bias)
+        x = x if bias is None else x + bias
+        if mlp.config.gated_linear_unit:
+            gate, up = torch.chunk(x, 2, dim=-1)
+            return mlp.config.activation_func(gate) * up
+        return mlp.activation_func(x)
+
+    held = WithoutOutput()
+    intermediate = held.run(activation, intermediate, bias)
+    output, output_bias = mlp.linear_fc2(intermediate)
+    held.free()
+    if output.requires_grad:
+        output.register_hook(held.restore)
+    return output, output_bias
+
+
+def _layer_without_norms(layer: Any, hidden_states: Any, attention_mask: Any = None, **kwargs: Any) -> tuple[Any, Any]:
+    """`--recompute-norm`: the outputs of a layer's two norms are not kept."""
+    residual = hidden_states
+    before_attention = WithoutOutput()
+    normed = before_attention.run(layer.input_layernorm, hidden_states)
+    attended = layer.self_attention(normed, attention_mask=attention_mask, rotary_pos_emb=kwargs.get("rotary_pos_emb"))
+    before_attention.free()
+    attended[0].register_hook(before_attention.restore)
+    add = layer.self_attn_bda(layer.training, layer.config.bias_dropout_fusion)
+    with layer.bias_dropout_add_exec_handler():
+        hidden_states = add(attended, residual, layer.hidden_dropout)
+    residual = hidden_states
+    before_mlp = WithoutOutput()
+    normed = before_mlp.run(layer.pre_mlp_layernorm, hidden_states)
+    transformed = layer.mlp(normed)
+    before_mlp.free()
+    transformed[0].register_hook(before_mlp.restore)
+    add = layer.mlp_bda(layer.training, layer.config.bias_dropout_fusion)
+    with layer.bias_dropout_add_exec_handler():
+        hidden_states = add(transformed, residual, layer.hidden_dropout)
+    output = make_viewless_tensor(inp=hidden_states, requires_grad=hidden_states.requires_grad, keep_graph=True)
+    return output, kwargs.get("context")

@@ -1,0 +1,136 @@
+"""One rank of a dry run: simulation is checked to be on, patches go in, and the trainer runs as it would by itself."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import runpy
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from mindspeed_dryrun.errors import DryRunError
+from mindspeed_dryrun.rank import activation as config
+from mindspeed_dryrun.rank import callback_pause as pause
+from mindspeed_dryrun.rank import progress
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs PROGRAM (a file or a module) with its arguments. 0 when it ended well, 1 with a sentence otherwise."""
+    if not argv:
+        print("usage: python -m mindspeed_dryrun.rank PROGRAM [ARGUMENT…]", file=sys.stderr)
+        return 2
+    try:
+        check_simulation()
+        prepare()
+        progress.phase("importing")
+        run_program(argv[0], argv[1:])
+        finish()
+    except DryRunError as error:
+        print(f"mindspeed-dryrun: {error}", file=sys.stderr, flush=True)
+        return error.exit_status
+    return 0
+
+
+def check_simulation() -> None:
+    """No real NPU is touched by accident: without simulation a rank does not start."""
+    level = os.environ.get("MS_SIMULATION_LEVEL", "")
+    if level not in ("0", "1", "2", "3"):
+        raise DryRunError(
+            f"Simulation is not on in this process (MS_SIMULATION_LEVEL={level or 'unset'}); "
+            f"the trainer was not started, so that no NPU is touched. Start it through mindspeed-dryrun."
+        )
+    for variable in ("RANK_TABLE_FILE", "MS_ROLE"):
+        if os.environ.get(variable):
+            raise DryRunError(
+                f"{variable} is set, and with it MindSpore leaves the simulation; the trainer was not started. "
+                f"Unset {variable}."
+            )
+
+
+def check_engine() -> None:
+    """As soon as it is imported: at levels 0 and 1 MindSpore itself must say that no call of it goes to a device."""
+    if os.environ["MS_SIMULATION_LEVEL"] in ("0", "1") and engine_simulates() is False:
+        raise DryRunError("MindSpore says that it does not simulate; the trainer was not started, so that no NPU is touched.")
+
+
+def _stop_unless_simulated() -> None:
+    try:
+        check_engine()
+    except DryRunError as error:
+        # At once: MindSpore does not survive an import that ends half way, and nothing has been done yet.
+        print(f"mindspeed-dryrun: {error}", file=sys.stderr, flush=True)
+        os._exit(error.exit_status)
+
+
+def engine_simulates() -> bool | None:
+    """MindSpore's own answer; None where this version has no such question."""
+    try:
+        folder = Path(str(sys.modules["mindspore"].__file__)).parent
+        question = ctypes.CDLL(str(folder / "lib" / "libmindspore_core.so"))["_ZN9mindspore16UseSimulationApiEv"]
+    except (KeyError, OSError, AttributeError):
+        return None
+    question.restype = ctypes.c_bool
+    return bool(question())
+
+
+def prepare() -> None:
+    """Patches in force, caches of the trainer's libraries inside the rank's scratch folder."""
+    from mindspeed_dryrun.rank import patcher as engine
+
+    settings = config.current()
+    sys.dont_write_bytecode = True
+    scratch = settings.get("scratch")
+    if scratch:
+        Path(scratch).mkdir(parents=True, exist_ok=True)
+        for variable in ("TORCH_EXTENSIONS_DIR", "HF_HOME", "MPLCONFIGDIR", "TRITON_CACHE_DIR"):
+            os.environ[variable] = os.path.join(scratch, variable.lower())
+    os.environ.setdefault("MS_DRY_RUN", "1")
+    pause.load()
+    engine.install(patches_for(settings))
+    engine.when_imported("mindspore", _stop_unless_simulated)
+
+
+def prepare_activated() -> None:
+    """A Python process of an activated shell imports MindSpore: from here on it is a dry run, or it stops."""
+    try:
+        check_simulation()
+        prepare()
+    except DryRunError as error:
+        raise SystemExit(f"mindspeed-dryrun: {error}") from None
+
+
+def patches_for(settings: dict[str, Any]) -> list[dict[str, Any]]:
+    """The compiled catalogue of the record, cut down to this rank's trainer."""
+    file = settings.get("patches")
+    if not file:
+        return []
+    with open(file, encoding="utf-8") as stream:
+        patches = json.load(stream)
+    trainer = settings.get("trainer", "script")
+    return [patch for patch in patches if trainer in patch["trainers"]]
+
+
+def run_program(program: str, arguments: Sequence[str]) -> None:
+    """As `python PROGRAM ARGUMENTS` or `python -m PROGRAM ARGUMENTS` would."""
+    sys.argv = [program, *arguments]
+    try:
+        if program.endswith(".py"):
+            sys.path[0] = str(Path(program).absolute().parent)  # where `python -m` has the working directory
+            runpy.run_path(program, run_name="__main__")
+        else:
+            runpy.run_module(program, run_name="__main__", alter_sys=True)
+    except SystemExit as stop:
+        if stop.code not in (None, 0):
+            raise
+
+
+def finish() -> None:
+    """Says that the trainer came to its end; drift that upstream code swallowed on the way still fails the rank."""
+    from mindspeed_dryrun.rank import patcher as engine
+
+    for failure in engine.failures():
+        raise failure
+    progress.phase("finished", patches=engine.applied_names())

@@ -1,0 +1,1 @@
+"""The fastest parallel strategy that fits."""

@@ -1,0 +1,64 @@
+"""A search as its file describes it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from mindspeed_dryrun.errors import UsageError
+from mindspeed_dryrun.estimate.hardware import CLUSTER_KEYS, Hardware, in_cluster, read_hardware
+from mindspeed_dryrun.record.yaml_file import Section, read_yaml
+from mindspeed_dryrun.search.space import Space, read_space
+from mindspeed_dryrun.units import parse_size_mb
+
+_KEYS = ("script", "set", "args", "cluster", "hardware", "budget", "limits", "space", "winners")
+
+
+@dataclass(frozen=True)
+class SearchFile:
+    """Script, cluster, budget and space of one search."""
+
+    script: Path
+    sets: Mapping[str, str]
+    args: tuple[str, ...]
+    nodes: int
+    cards_per_node: int
+    hardware: Hardware
+    budget_mb: int
+    space: Space
+    winners: int
+
+    @property
+    def world(self) -> int:
+        return self.nodes * self.cards_per_node
+
+
+def read_search(path: Path) -> SearchFile:
+    """A search file, or a `UsageError` that names the key."""
+    section = Section(read_yaml(path), str(path), _KEYS)
+    hardware = read_hardware(path.parent / section.text("hardware"))
+    keys = ("nodes", "cards_per_node", *CLUSTER_KEYS)
+    cluster = Section(section.data.get("cluster") or {}, f"{path}: 'cluster'", keys)
+    hardware = in_cluster(hardware, cluster)
+    cards = cluster.integer("cards_per_node", hardware.cards_per_node)
+    if cards > hardware.cards_per_node:
+        raise UsageError(
+            f"{path}: 'cluster: cards_per_node' is {cards}, but a node of {hardware.name} has {hardware.cards_per_node}."
+        )
+    budget = parse_size_mb(section.text("budget"))
+    if budget > hardware.hbm_mb:
+        raise UsageError(
+            f"{path}: the budget of {budget}M is more than the {hardware.hbm_mb}M of one {hardware.name}."
+        )
+    return SearchFile(
+        script=path.parent / section.text("script"),
+        sets=section.variables("set"),
+        args=section.words("args"),
+        nodes=cluster.integer("nodes", 1),
+        cards_per_node=cards,
+        hardware=hardware,
+        budget_mb=budget,
+        space=read_space(section.data.get("space"), section.data.get("limits"), cards, str(path)),
+        winners=section.integer("winners", 3),
+    )

@@ -1,0 +1,1 @@
+"""Variants of one script in one table."""

@@ -1,0 +1,395 @@
+"""A sweep: variants of one script through the same dry run, one table, one record of records."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import json
+import os
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mindspeed_dryrun.errors import DryRunError, UsageError
+from mindspeed_dryrun.estimate.hardware import Hardware, read_hardware
+from mindspeed_dryrun.estimate.strategy import read_strategy
+from mindspeed_dryrun.estimate.time_model import NEWEST, Estimate, Release, estimate
+from mindspeed_dryrun.launch.executors import Interrupted
+from mindspeed_dryrun.launch.executors.local import ending_on_signals
+from mindspeed_dryrun.launch.job import Job, understand
+from mindspeed_dryrun.launch.script import capture
+from mindspeed_dryrun.megatron.model_shape import read_shape
+from mindspeed_dryrun.record.model import Report
+from mindspeed_dryrun.record.yaml_file import Section, read_yaml, scalar
+from mindspeed_dryrun.report import strategy_page as page
+from mindspeed_dryrun.report.text import table
+from mindspeed_dryrun.report.view import Verdict
+from mindspeed_dryrun.search.measure import file_name, stage_peaks
+from mindspeed_dryrun.units import parse_size_mb
+
+# History of `sweep --json`:
+# 1: first version (docs: DESIGN, "Fixed: the record").
+SCHEMA_VERSION = 1
+
+_KEYS = ("script", "set", "args", "env", "budget", "hardware", "trainer_release", "variants", "product")
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One row: what it changes about the script."""
+
+    name: str
+    sets: Mapping[str, str] = field(default_factory=dict)
+    args: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class SweepFile:
+    """A sweep as its file describes it."""
+
+    script: Path
+    variants: tuple[Variant, ...]
+    budget_mb: int | None = None
+    hardware: Hardware | None = None
+    release: Release = NEWEST  # of the trainer whose throughput line the predicted one is compared with
+
+
+@dataclass
+class Row:
+    """A variant with its outcome; `report` is None while it is open or when it failed before any rank ran."""
+
+    variant: Variant
+    report: Report | None = None
+    error: str | None = None
+    seconds: float = 0.0
+    estimate: Estimate | None = None
+
+    @property
+    def status(self) -> str:
+        """`ok`, `oom`, `failed`, `timeout`, or `open` when the sweep was interrupted before it."""
+        if self.report is None:
+            return "failed" if self.error else "open"
+        found = {rank.status for rank in self.report.ranks}
+        for status in ("failed", "timeout", "oom"):
+            if status in found:
+                return status
+        return "ok" if found else "failed"
+
+    @property
+    def said(self) -> str:
+        """In a few words, for the progress."""
+        if self.report and self.report.used_peak_mb is not None:
+            return f"{self.report.used_peak_mb}M used, {self.report.actual_peak_mb}M with fragments"
+        return self.status
+
+    def to_json(self) -> dict[str, Any]:
+        """The fixed shape, and beside it what else is known."""
+        report = self.report.to_json() if self.report else {}
+        return {
+            "name": self.variant.name,
+            "set": dict(self.variant.sets),
+            "args": list(self.variant.args),
+            "env": dict(self.variant.env),
+            "status": self.status,
+            "used_peak_mb": report.get("used_peak_mb"),
+            "actual_peak_mb": report.get("actual_peak_mb"),
+            "fits": report.get("fits"),
+            "worst_rank": report.get("worst_rank"),
+            "ranks": report.get("ranks", []),
+            "seconds": round(self.seconds, 1),
+            "error": self.error,
+            "predicted": _estimate_json(self.estimate),
+        }
+
+
+def read_sweep(path: Path) -> SweepFile:
+    """A sweep file, or a `UsageError` that names the key."""
+    section = Section(read_yaml(path), str(path), _KEYS)
+    script = path.parent / section.text("script")
+    common = Variant("", section.variables("set"), section.words("args"), section.variables("env"))
+    variants = [_merge(common, item) for item in (*_listed(section), *_product(section))]
+    if not variants:
+        raise UsageError(f"{path}: name the variants under 'variants' (a list) or 'product' (every combination).")
+    names = [variant.name for variant in variants]
+    for name in names:
+        if names.count(name) > 1:
+            raise UsageError(f"{path}: two variants are called '{name}'; give each its own name.")
+    return SweepFile(
+        script=script,
+        variants=tuple(variants),
+        budget_mb=parse_size_mb(section.text("budget")) if section.has("budget") else None,
+        hardware=read_hardware(path.parent / section.text("hardware")) if section.has("hardware") else None,
+        release=read_release(section),
+    )
+
+
+def read_release(section: Section) -> Release:
+    """Under `trainer_release`, such as 2.1; the newest that is known if the file does not say."""
+    text = section.text("trainer_release", ".".join(map(str, NEWEST)))
+    major, _, minor = text.partition(".")
+    if not (major.isdigit() and minor.partition(".")[0].isdigit()):
+        raise UsageError(f"{section.where}: 'trainer_release' is '{text}'; give MindSpeed-LLM's release, such as 2.1.")
+    return int(major), int(minor.partition(".")[0])
+
+
+def _listed(section: Section) -> Iterator[Variant]:
+    items = section.data.get("variants") or []
+    if not isinstance(items, list):
+        raise UsageError(f"{section.where}: 'variants' must be a list.")
+    for index, item in enumerate(items, 1):
+        one = Section(item, f"{section.where}: variant {index}", ("name", "set", "args", "env"))
+        sets, args, env = one.variables("set"), one.words("args"), one.variables("env")
+        label = " ".join([f"{name}={value}" for name, value in {**sets, **env}.items()] + list(args))
+        yield Variant(one.text("name", label or f"variant {index}"), sets, args, env)
+
+
+def _product(section: Section) -> Iterator[Variant]:
+    if not section.has("product"):
+        return
+    one = Section(section.data["product"], f"{section.where}: 'product'", ("set", "args", "env"))
+    axes: list[list[Variant]] = []
+    for key in ("set", "env"):
+        choices = one.data.get(key) or {}
+        if not isinstance(choices, Mapping):
+            raise UsageError(f"{one.where}: '{key}' must map each name to the list of its values.")
+        for name, values in choices.items():
+            listed = values if isinstance(values, list) else [values]
+            texts = [scalar(value, f"{one.where}: '{key}: {name}'") for value in listed]
+            changes = [{str(name): text} for text in texts]
+            axes.append(
+                [
+                    Variant(f"{name}={text}", change if key == "set" else {}, (), change if key == "env" else {})
+                    for text, change in zip(texts, changes, strict=True)
+                ]
+            )
+    if one.has("args"):
+        if not isinstance(one.data["args"], Mapping):
+            raise UsageError(f"{one.where}: 'args' must map a label to its arguments, such as 'recompute: --recompute-…'.")
+        labels = Section(one.data["args"], f"{one.where}: 'args'", [str(key) for key in one.data["args"]])
+        axes.append([Variant(str(label), {}, labels.words(str(label))) for label in labels.data])
+    for combination in itertools.product(*axes) if axes else ():
+        merged = Variant("")
+        for item in combination:
+            merged = _merge(merged, item)
+        yield dataclasses.replace(merged, name=" ".join(item.name for item in combination))
+
+
+def _merge(first: Variant, second: Variant) -> Variant:
+    return Variant(
+        second.name, {**first.sets, **second.sets}, (*first.args, *second.args), {**first.env, **second.env}
+    )
+
+
+@contextlib.contextmanager
+def environment(extra: Mapping[str, str]) -> Iterator[None]:
+    """The script sees these variables exported while it is captured."""
+    old = {name: os.environ.get(name) for name in extra}
+    os.environ.update(extra)
+    try:
+        yield
+    finally:
+        for name, value in old.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def job_of(script: Path, variant: Variant) -> Job:
+    """The variant's job."""
+    with environment(variant.env):
+        call = capture(script, variant.sets)
+    job = understand(call, str(script), variant.args)
+    return dataclasses.replace(job, env={**job.env, **variant.env})
+
+
+def predict(job: Job, hardware: Hardware | None, release: Release = NEWEST) -> Estimate | None:
+    """The time model's word on a job; None without hardware, or for a job that it does not model."""
+    if hardware is None:
+        return None
+    try:
+        shape = read_shape(job.args)
+        return estimate(shape, read_strategy(job.args, job.world_size, shape), hardware, release)
+    except DryRunError:
+        return None
+
+
+# Runs a job in a record whose folder's name starts with the given path.
+DryRun = Callable[[Job, Path], Report]
+
+
+class Sweep:
+    """Runs the variants, several at once, and keeps `sweep.json` and `sweep.html` up to date after each.
+
+    `at_once` bounds the variants that are under way; how many ranks run is the executor's business. `on_row` hears of each
+    variant that is done, and of how many were before it.
+    """
+
+    def __init__(
+        self,
+        plan: SweepFile,
+        folder: Path,
+        dry_run: DryRun,
+        on_row: Callable[[int, Row], None] = lambda *_: None,
+        at_once: int = 1,
+        stop: threading.Event | None = None,
+    ):
+        self.plan, self.folder, self.dry_run, self.on_row = plan, folder, dry_run, on_row
+        self.rows = [Row(variant) for variant in plan.variants]
+        self.at_once = at_once
+        self.stop = stop or threading.Event()
+        self.interrupted = False
+
+    def run(self) -> list[Row]:
+        """Every variant; one that cannot run has its sentence in the table and does not stop the others."""
+        with ending_on_signals(self.stop), ThreadPoolExecutor(self.at_once) as pool:
+            # Scripts are captured one by one, here: a variant's environment is this process's while it is read.
+            waiting = {pool.submit(self._run_row, row, job): row for row in self.rows if (job := self._job_of(row))}
+            done = len(self.rows) - len(waiting)
+            try:
+                for future in as_completed(waiting):
+                    future.result()
+                    self.on_row(done, waiting[future])
+                    done += 1
+                    self.save()
+            except KeyboardInterrupt:
+                self.interrupted = True
+                self.stop.set()
+                pool.shutdown(cancel_futures=True)
+        self.save()
+        return self.rows
+
+    def _job_of(self, row: Row) -> Job | None:
+        try:
+            return job_of(self.plan.script, row.variant)
+        except DryRunError as error:
+            row.error = str(error)
+            return None
+
+    def _run_row(self, row: Row, job: Job) -> None:
+        if self.stop.is_set():
+            raise Interrupted(signal.SIGINT)
+        started = time.monotonic()
+        try:
+            row.estimate = predict(job, self.plan.hardware, self.plan.release)
+            row.report = self.dry_run(job, self.folder / "variants" / file_name(row.variant.name))
+            first = next((rank.error for rank in row.report.ranks if rank.error), None)
+            row.error = first if row.status in ("failed", "timeout") else None
+        except DryRunError as error:
+            row.error = str(error)
+        finally:
+            row.seconds = time.monotonic() - started
+
+    def save(self) -> None:
+        """Writes the record of records."""
+        page.write(self.folder / "sweep.json", json.dumps(to_json(self.rows), indent=2, ensure_ascii=False) + "\n")
+        page.write(self.folder / "sweep.html", to_html(self.plan, self.rows))
+
+
+def to_json(rows: Sequence[Row]) -> dict[str, Any]:
+    """What `sweep --json` prints."""
+    return {"schema_version": SCHEMA_VERSION, "variants": [row.to_json() for row in rows if row.status != "open"]}
+
+
+def exit_status(rows: Sequence[Row]) -> int:
+    """0 all fit · 3 at least one does not · 1 one failed, timed out or was not reached."""
+    found = {row.status for row in rows}
+    if found & {"failed", "timeout", "open"}:
+        return 1
+    return 3 if "oom" in found or any(row.report and row.report.fits is False for row in rows) else 0
+
+
+_VERDICTS = {"ok": "fits", "oom": "too big", "failed": "failed", "timeout": "timed out", "open": "not run"}
+
+
+def _cells(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
+    timed = any(row.estimate for row in rows)
+    header = ["variant", "used", "with fragments", "by stage: used/with fragments", "worst rank"]
+    header += ["s/iteration", "TFLOP/s/card"] if timed else []
+    body = []
+    for row in rows:
+        report = row.report
+        cells = [row.variant.name]
+        if report and report.used_peak_mb is not None:
+            cells += [f"{report.used_peak_mb}M", f"{report.actual_peak_mb}M", _by_stage(report), str(report.worst_rank)]
+        else:
+            cells += ["-", "-", "-", "-"]
+        if timed:
+            guess = row.estimate
+            cells += [
+                f"{guess.iteration_s:.2f} ({guess.low_s:.1f}-{guess.high_s:.1f})" if guess else "-",
+                f"{guess.tflops_per_card:.0f}" if guess else "-",
+            ]
+        body.append([*cells, f"{row.seconds:.0f}", _VERDICTS[row.status]])
+    return [*header, "seconds", "verdict"], body
+
+
+def to_text(plan: SweepFile, rows: Sequence[Row]) -> str:
+    """The table, and below it a sentence for every variant that has no figures."""
+    header, body = _cells(rows)
+    lines = [table(header, body)]
+    lines += [f"{row.variant.name}: {row.error}" for row in rows if row.error]
+    if any(row.estimate for row in rows) and plan.hardware:
+        lines.append(_time_note(plan.hardware, plan.release))
+    return "\n".join(lines)
+
+
+def _time_note(hardware: Hardware, release: Release) -> str:
+    kind = f"calibrated, ±{100 * hardware.error:.0f}%" if hardware.error is not None else "not calibrated"
+    note = f"Times are predicted for {hardware.name} ({kind}); memory is counted by the engine."
+    if release < NEWEST:
+        note += (
+            f"\nTFLOP/s are as MindSpeed-LLM {release[0]}.{release[1]} logs them: no-op layers and all of the attention matrix "
+            "count.\nBetween variants with and without no-op layers compare the seconds."
+        )
+    return note
+
+
+def to_html(plan: SweepFile, rows: Sequence[Row]) -> str:
+    """The same with a chart."""
+    drawn = [
+        (row.variant.name, row.report.used_peak_mb, row.report.actual_peak_mb) if row.report else (row.variant.name, None, None)
+        for row in rows
+    ]
+    budgets = [row.report.budget_mb for row in rows if row.report and row.report.budget_mb]
+    budget_mb = plan.budget_mb or max(budgets, default=None)
+    header, body = _cells(rows)
+    marks = ["good" if row.status == "ok" else "bad" if row.status != "open" else "" for row in rows]
+    notes = []
+    if any(row.estimate for row in rows) and plan.hardware:
+        notes = _time_note(plan.hardware, plan.release).splitlines()
+    sections = [
+        page.Section("Peak memory", bars=page.bars(drawn, budget_mb), budget=budget_mb),
+        page.Section("Variants", table=page.Table(header, body, 1, marks), text=notes),
+    ]
+    problems = [f"{row.variant.name}: {row.error}" for row in rows if row.error]
+    if problems:
+        sections.append(page.Section("Problems", code=problems))
+    return page.render(f"Sweep of {plan.script.name}", _verdict(rows), sections)
+
+
+def _verdict(rows: Sequence[Row]) -> Verdict:
+    count = Counter(row.status for row in rows)
+    said = ", ".join(f"{count[status]} {words}" for status, words in _VERDICTS.items() if count[status])
+    known = [(row.report.actual_peak_mb, row.variant.name) for row in rows if row.report and row.report.actual_peak_mb]
+    least = f" The least memory: {min(known)[1]} with {min(known)[0]}M." if known else ""
+    word, tone = {0: ("ALL FIT", "good"), 3: ("NOT ALL FIT", "bad")}.get(exit_status(rows), ("NOT ALL COUNTED", "warn"))
+    return Verdict(word, tone, f"{len(rows)} variants: {said}.{least}")
+
+
+def _by_stage(report: Report) -> str:
+    return " ".join(f"{peak.used_mb}/{peak.actual_mb}" for peak in stage_peaks(report).values())
+
+
+def _estimate_json(guess: Estimate | None) -> dict[str, float] | None:
+    if guess is None:
+        return None
+    return {name: round(value, 4) for name, value in dataclasses.asdict(guess).items()}
