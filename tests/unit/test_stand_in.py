@@ -19,12 +19,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mindspeed_dryrun import cache
-from mindspeed_dryrun.engines.mindspore import engine as choice
 from mindspeed_dryrun.engines.cann import real
 from mindspeed_dryrun.engines.cann.library_writer import write_library
 from mindspeed_dryrun.engines.cann.machine_code import HBM_BYTES, behaviour_of
 from mindspeed_dryrun.engines.cann.required_symbols import find_lacks
 from mindspeed_dryrun.engines.cann.stand_in import stand_in_for
+from mindspeed_dryrun.engines.mindspore import engine as choice
 from mindspeed_dryrun.errors import DryRunError
 
 NAMES = [

@@ -106,7 +106,7 @@ def test_the_support_table_of_the_readme_is_made_from_the_flags() -> None:
 
 def test_checking_flags_imports_no_engine() -> None:
     program = (
-        "import sys; from mindspeed_dryrun.rank.trainer import flags, settings; "
+        "import sys; from mindspeed_dryrun.megatron import flags, settings; "
         "print([m for m in ('torch', 'mindspore', 'megatron', 'yaml', 'rich') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
