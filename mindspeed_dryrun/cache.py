@@ -34,7 +34,8 @@ def make_once(folder: Path, build: Callable[[Path], None]) -> Path:
         _refuse_if_others_can_write(folder)
         return folder
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for missing in reversed([path for path in (folder.parent, *folder.parent.parents) if not path.exists()]):
+            missing.mkdir(mode=0o700, exist_ok=True)  # `parents=True` would give those above the umask's mode
         with _locked(folder.parent / f"{folder.name}.lock"):
             if not folder.is_dir():
                 for left_over in folder.parent.glob(f"{folder.name}.tmp-*"):
@@ -42,6 +43,7 @@ def make_once(folder: Path, build: Callable[[Path], None]) -> Path:
                 temporary = Path(tempfile.mkdtemp(prefix=f"{folder.name}.tmp-", dir=folder.parent))
                 try:
                     build(temporary)
+                    _take_from_others(temporary)
                     temporary.rename(folder)
                 finally:
                     shutil.rmtree(temporary, ignore_errors=True)
@@ -58,6 +60,13 @@ def _locked(path: Path) -> Iterator[None]:
     with path.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
+
+
+def _take_from_others(folder: Path) -> None:
+    """Only the owner may write here, whatever the umask was while it was built."""
+    for path in (folder, *folder.rglob("*")):
+        if not path.is_symlink():
+            path.chmod(path.stat().st_mode & ~(stat.S_IWGRP | stat.S_IWOTH))
 
 
 def _refuse_if_others_can_write(folder: Path) -> None:
