@@ -152,6 +152,37 @@ def test_without_the_patch_the_shape_of_permuted_tokens_is_unknown(rank: Rank) -
     assert done.returncode != 0 and "the output shape depends on the actual execution" in done.stderr + done.stdout
 
 
+SELECTION = """
+import torch, mindspore
+from mindspeed_dryrun.rank.handlers import moe
+allocated, peak = mindspore.runtime.memory_allocated, mindspore.runtime.max_memory_allocated
+values = torch.zeros((512, 1024), dtype=torch.float32, device="npu")
+mask = values > 0
+before = allocated()
+mindspore.runtime.reset_peak_memory_stats()
+try:
+    values.masked_select(mask)
+except RuntimeError as error:
+    assert "the output shape depends on the actual execution" in str(error)
+print("OPERATOR", peak() - before)
+before = allocated()
+chosen = moe.select(values, mask, 100)
+print("HANDLER", allocated() - before, tuple(chosen.shape))
+values.requires_grad = True
+kept = moe.select(values * 1, mask, 100)
+kept.sum().backward()
+print("GRADIENT", tuple(values.grad.shape))
+"""
+
+
+def test_selected_tokens_keep_the_block_that_the_real_operator_allocates(rank: Rank) -> None:
+    done = rank.run(SELECTION, [PATCHES[HIDDEN]])
+    figures = {line.split()[0]: line.split(maxsplit=1)[1] for line in done.stdout.splitlines() if line.isascii() and " " in line}
+    assert int(figures["OPERATOR"]) >= 512 * 1024 * 4, (done.stdout + done.stderr)[-2000:]
+    assert figures["HANDLER"] == f"{figures['OPERATOR']} (100,)"
+    assert figures["GRADIENT"] == "(512, 1024)", (done.stdout + done.stderr)[-2000:]
+
+
 DISPATCHER = """
 import torch
 from types import SimpleNamespace

@@ -109,15 +109,49 @@ def _selecting(tensor: Any, count: int) -> Iterator[None]:
     """`masked_select` gives `count` elements, whatever the mask: which ones has no bearing on memory."""
     tensor_class = _class_with(type(tensor), "masked_select")
     real = tensor_class.__dict__["masked_select"]
-
-    def masked_select(self: Any, mask: Any) -> Any:
-        return self.reshape(-1)[:count].clone()
-
-    tensor_class.masked_select = masked_select
+    tensor_class.masked_select = lambda values, mask: select(values, mask, count)
     try:
         yield
     finally:
         tensor_class.masked_select = real
+
+
+def select(values: Any, mask: Any, count: int) -> Any:
+    """`count` elements in a block that has room for all of them, as the engine's own operator leaves them.
+
+    How many elements a mask selects is known only after the kernel has run, so MindSpore allocates the output for all of
+    them and shortens its shape afterwards, never its memory: `MaskedSelectAscendCustomize` in masked_select.cc.
+    """
+    if not values.requires_grad:
+        return _shortened(values, mask, count)
+    return _selection().apply(values, mask, count)
+
+
+def _shortened(values: Any, mask: Any, count: int) -> Any:
+    import torch
+
+    return torch.empty(mask.numel(), dtype=values.dtype, device=values.device)[:count]
+
+
+@functools.cache
+def _selection() -> Any:
+    """The operator with its gradient: it keeps both inputs, and scatters into zeros (masked_select_grad.cc)."""
+    import torch
+
+    class Selection(torch.autograd.Function):  # type: ignore[misc]
+        @staticmethod
+        def forward(ctx: Any, values: Any, mask: Any, count: int) -> Any:
+            ctx.save_for_backward(values, mask)
+            return _shortened(values, mask, count)
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Any) -> tuple[Any, ...]:
+            values, mask = ctx.saved_tensors
+            scattered = torch.zeros(values.shape, dtype=values.dtype, device=gradient.device)
+            torch.zeros_like(mask)  # the engine makes a gradient for the mask too, and drops it
+            return scattered, None, None
+
+    return Selection
 
 
 def _class_with(kind: type, attribute: str) -> Any:
