@@ -1,0 +1,63 @@
+"""How tokens are spread over experts: `even`, `hot:X`, or a file of tokens per expert. Pure, standard library only."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mindspeed_dryrun.errors import UsageError
+
+
+@dataclass(frozen=True)
+class MoeLoad:
+    """Either a factor for the experts of the simulated rank, or the observed number of tokens of each expert."""
+
+    factor: float = 1.0
+    tokens: tuple[int, ...] = ()
+
+    def counts(self, total: int, experts: int, local: Sequence[int]) -> list[int]:
+        """Of `total` routed tokens, how many each local expert receives; rounded up, an under-estimate is dangerous."""
+        if not self.tokens:
+            return [math.ceil(total / experts * self.factor)] * len(local)
+        if len(self.tokens) != experts:
+            raise UsageError(f"The MoE load names {len(self.tokens)} experts, and the model has {experts}.")
+        observed = sum(self.tokens)
+        return [-(-total * self.tokens[expert] // observed) for expert in local]
+
+
+def parse(value: str) -> MoeLoad:
+    """`even`, `hot:2.0`, or the path of a JSON file: a list of tokens per expert, or one such list for each rank."""
+    if value == "even":
+        return MoeLoad()
+    if value.startswith("hot:"):
+        return MoeLoad(factor=_factor(value))
+    try:
+        data = json.loads(Path(value).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"The MoE load '{value}' is not even, hot:X or a readable JSON file ({error}).") from None
+    return MoeLoad(tokens=_tokens(value, data))
+
+
+def _factor(value: str) -> float:
+    try:
+        factor = float(value[len("hot:") :])
+    except ValueError:
+        factor = math.nan
+    if not 1 <= factor < math.inf:
+        raise UsageError(f"The MoE load '{value}' needs a number of at least 1 after hot:, such as hot:2.0.")
+    return factor
+
+
+def _tokens(name: str, data: Any) -> tuple[int, ...]:
+    """Lists of several ranks are added up: what an expert receives comes from all of them."""
+    rows = data if isinstance(data, list) and data and all(isinstance(row, list) for row in data) else [data]
+    good = all(
+        isinstance(row, list) and len(row) == len(rows[0]) and all(type(n) is int and n >= 0 for n in row) for row in rows
+    )
+    if not good or not any(sum(row) for row in rows):
+        raise UsageError(f"{name} must hold a list of tokens per expert, or one such list of equal length for each rank.")
+    return tuple(sum(column) for column in zip(*rows, strict=True))
