@@ -74,7 +74,8 @@ class SharedLibrary:
     def names_matching(self, pattern: re.Pattern[bytes]) -> set[str]:
         """Whole NUL-terminated constants that match: the names a library looks up with dlsym."""
         found = set()
-        for section in (".rodata", ".dynstr", ".data.rel.ro", ".data"):
+        constants = [name for name in self._sections if name.startswith(".rodata")]
+        for section in (*constants, ".dynstr", ".data.rel.ro", ".data"):
             data = self._section(section)
             for match in pattern.finditer(data):
                 start, end = match.span()

@@ -7,7 +7,7 @@ plainest the loader accepts: a read-only part (headers, symbols, relocations), a
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from mindspeed_dryrun.engines.cann import machine_code as code
 
@@ -24,7 +24,13 @@ _SECTION_NAMES = ("", ".hash", ".dynsym", ".dynstr", ".rela.dyn", ".text", ".dat
 _TEXT_INDEX, _DATA_INDEX = 5, 6
 
 
-def write_library(symbols: Sequence[str], architecture: str, soname: str, soc_name: str) -> bytes:
+def write_library(
+    symbols: Sequence[str],
+    architecture: str,
+    soname: str,
+    soc_name: str,
+    behaviour_of: Callable[[str], code.Behaviour] = code.behaviour_of,
+) -> bytes:
     """The bytes of the library. Functions of equal behaviour share their code; data symbols get zeroed memory."""
     machine, relative = _MACHINES[architecture]
     names = sorted(symbols)
@@ -36,11 +42,11 @@ def write_library(symbols: Sequence[str], architecture: str, soname: str, soc_na
     rela_at = _align(strings_at + len(strings))
     data, places, pointers, words = _data(soc_name, [name for name in names if code.is_data(name)])
     text_at = _align(rela_at + len(pointers) * _RELA.size, _PAGE)
-    text_room = 0x1000
     data_at = text_at + _PAGE
     address_of = {place: data_at + offset for place, offset in places.items()}
-    text, functions = _text(names, architecture, address_of, text_at)
-    assert len(text) <= text_room
+    behaviours = {name: behaviour_of(name) for name in names if not code.is_data(name)}
+    text, functions = _text(behaviours.values(), architecture, address_of, text_at)
+    assert len(text) <= _PAGE
     for offset, place in pointers:
         words[offset] = address_of[place] if place else functions[code.RETURN_0]
     rela = b"".join(_RELA.pack(data_at + offset, relative, target) for offset, target in words.items())
@@ -50,7 +56,7 @@ def write_library(symbols: Sequence[str], architecture: str, soname: str, soc_na
         if code.is_data(name):
             table.append(_SYMBOL.pack(offsets[name], 0x11, 0, _DATA_INDEX, address_of[name], _DATA_SYMBOL_BYTES))
         else:
-            table.append(_SYMBOL.pack(offsets[name], 0x12, 0, _TEXT_INDEX, functions[code.behaviour_of(name)], 4))
+            table.append(_SYMBOL.pack(offsets[name], 0x12, 0, _TEXT_INDEX, functions[behaviours[name]], 4))
     entries = [
         (14, offsets[soname]), (4, hash_at), (5, strings_at), (6, symbols_at), (10, len(strings)), (11, _SYMBOL.size),
         (7, rela_at), (8, len(rela)), (9, _RELA.size), (0, 0),
@@ -128,11 +134,11 @@ def _data(
 
 
 def _text(
-    names: Sequence[str], architecture: str, address_of: dict[str, int], start: int
+    behaviours: Iterable[code.Behaviour], architecture: str, address_of: dict[str, int], start: int
 ) -> tuple[bytes, dict[code.Behaviour, int]]:
     text = bytearray()
     functions: dict[code.Behaviour, int] = {}
-    wanted = dict.fromkeys([code.RETURN_0, *(code.behaviour_of(name) for name in names if not code.is_data(name))])
+    wanted = dict.fromkeys([code.RETURN_0, *behaviours])
     for behaviour in wanted:
         functions[behaviour] = start + len(text)
         text += code.assemble(behaviour, architecture, address_of, functions[behaviour])

@@ -26,9 +26,9 @@ PAUSE_NS = 10_000_000
 class Behaviour:
     """What a stand-in function does: fills an object, or returns a value or an address."""
 
-    kind: str  # "return", "address", "fill", "memory_info", "device_count", "data_type_size", "pause"
+    kind: str  # "return", "address", "fill", "memory_info", "device_count", "data_type_size", "slot", "pause"
     value: int = 0  # "return": the value; "fill": how many 8-byte words; "pause": nanoseconds
-    place: str | None = None  # "address": what to return; "fill": what the first word points at
+    place: str | None = None  # "address": what to return; "fill": what the first word points at; "slot": holds the function
     by_value: bool = False  # "fill": the object is a return value, not `this`
 
 
@@ -60,7 +60,7 @@ _BY_NAME: tuple[tuple[str, Behaviour], ...] = (
     (r"_ZN9mindspore.*SimuFuncIaclrtProcessReport.*", Behaviour("pause", PAUSE_NS)),
 )  # fmt: skip
 _PATTERNS = tuple((re.compile(pattern), behaviour) for pattern, behaviour in _BY_NAME)
-_DATA_SYMBOL = re.compile(r"_ZT[VIS].*")
+_DATA_SYMBOL = re.compile(r"_ZT[VIS].*|standin_slot_.*")
 
 
 def behaviour_of(symbol: str) -> Behaviour:
@@ -69,7 +69,7 @@ def behaviour_of(symbol: str) -> Behaviour:
 
 
 def is_data(symbol: str) -> bool:
-    """Virtual tables and type information are data, not code."""
+    """Virtual tables, type information and slots for answers are data, not code."""
     return bool(_DATA_SYMBOL.fullmatch(symbol))
 
 
@@ -113,6 +113,9 @@ def _x86_64(behaviour: Behaviour, offset_of: dict[str, int], here: int) -> bytes
             code += b"\x83\xe7\x1f"  # and edi, 31
             lea_rax(TYPE_SIZES)
             code += b"\x0f\xb6\x04\x38" + ret  # movzx eax, byte [rax + rdi]
+        case "slot":
+            code += b"\x48\x8b\x05" + _i32(offset_of[str(behaviour.place)] - (here + 7))  # mov rax, [rip + x]
+            code += b"\x48\x85\xc0\x74\x02\xff\xe0\x31\xc0" + ret  # test rax, rax; jz +2; jmp rax; xor eax, eax
         case "pause":
             code += b"\x48\xc7\x44\x24\xf0" + _i32(0)  # mov qword [rsp - 16], 0
             code += b"\x48\xc7\x44\x24\xf8" + _i32(behaviour.value)  # mov qword [rsp - 8], value
@@ -155,6 +158,9 @@ def _aarch64(behaviour: Behaviour, offset_of: dict[str, int], here: int) -> byte
             code.append(0x92401000)  # and x0, x0, #31
             adr(9, TYPE_SIZES)
             code += [0x38606920, ret]  # ldrb w0, [x9, x0]
+        case "slot":
+            adr(16, str(behaviour.place))
+            code += [0xF9400210, 0xB4000050, 0xD61F0200, 0xD2800000, ret]  # ldr x16, [x16]; cbz x16, +8; br x16; mov x0, #0
         case "pause":
             low, high = behaviour.value & 0xFFFF, behaviour.value >> 16
             code += [0xD10043FF, 0xF90003FF]  # sub sp, sp, #16; str xzr, [sp]

@@ -1,0 +1,110 @@
+"""The stand-in CANN of torch_npu: its slots, its memory of zeros, and that a real CANN is never used."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from elftools.elf.elffile import ELFFile
+
+from mindspeed_dryrun.engines.cann.elf import SharedLibrary
+from mindspeed_dryrun.engines.cann.library_writer import write_library
+from mindspeed_dryrun.engines.torch_npu import engine
+from mindspeed_dryrun.engines.torch_npu.required_symbols import find_torch_npu_lacks
+from mindspeed_dryrun.engines.torch_npu.stand_in import torch_npu_behaviour, torch_npu_library
+from mindspeed_dryrun.errors import DryRunError
+from mindspeed_dryrun.rank.torch_npu import answers
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def library(tmp_path: Path) -> Path:
+    names = [*answers.names(), *(answers.SLOT + name for name in answers.names()), "aclnnMm", "aclCreateTensor"]
+    path = tmp_path / "libanswers.so"
+    path.write_bytes(write_library(names, os.uname().machine, "libanswers.so", "Ascend910B2", torch_npu_behaviour))
+    return path
+
+
+def test_an_empty_slot_answers_0(library: Path) -> None:
+    loaded = ctypes.CDLL(str(library))
+    count = ctypes.c_uint32(7)
+    assert loaded.aclrtGetDeviceCount(ctypes.byref(count)) == 0 and count.value == 7
+    assert loaded.aclnnMm() == 0
+    loaded.aclCreateTensor.restype = ctypes.c_void_p
+    assert loaded.aclCreateTensor()
+
+
+PROGRAM = """
+import ctypes, sys
+from mindspeed_dryrun.rank.torch_npu import answers
+answers.install(sys.argv[1])
+cann = ctypes.CDLL(sys.argv[1])
+count, pointer, size = ctypes.c_uint32(), ctypes.c_void_p(), ctypes.c_size_t(1 << 20)
+assert cann.aclrtGetDeviceCount(ctypes.byref(count)) == 0 and count.value == 8
+assert cann.aclrtMalloc(ctypes.byref(pointer), ctypes.c_size_t(200 << 30), 0) == 0
+assert answers.memory.holds(pointer.value) and answers.memory.holds(pointer.value + (200 << 30) - 1)
+host = ctypes.create_string_buffer(b"x" * 16, 16)
+cann.aclrtMemcpy(pointer, size, host, ctypes.c_size_t(16), 1)
+assert host.raw == b"x" * 16
+cann.aclrtMemcpy(host, ctypes.c_size_t(16), pointer, ctypes.c_size_t(16), 2)
+assert host.raw == bytes(16), host.raw
+assert ctypes.string_at(pointer.value + (100 << 30), 64) == bytes(64)
+other = ctypes.c_void_p()
+assert cann.aclrtMalloc(ctypes.byref(other), ctypes.c_size_t(1), 0) == 0
+assert other.value >= pointer.value + (200 << 30)
+assert cann.aclrtMalloc(ctypes.byref(other), ctypes.c_size_t(1 << 60), 0) == 207001 and other.value is None
+communicator, rank = ctypes.c_void_p(), ctypes.c_uint32()
+assert cann.HcclCommInitRootInfo(8, None, 3, ctypes.byref(communicator)) == 0
+assert cann.HcclGetRankId(communicator, ctypes.byref(rank)) == 0 and rank.value == 3
+assert answers.communicators == [(8, 3)]
+print("done")
+"""
+
+
+def test_device_memory_reads_as_zeros_whatever_was_copied_to_it(library: Path) -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(library)], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False
+    )
+    assert (run.returncode, run.stdout) == (0, "done\n"), run.stderr
+
+
+def test_a_real_cann_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "lib64").mkdir()
+    with pytest.raises(DryRunError, match="real cards"):
+        engine.choose_torch_engine(sys.executable, {"ASCEND_HOME_PATH": str(tmp_path)})
+
+
+def test_a_python_without_torch_npu_gets_a_sentence() -> None:
+    if importlib.util.find_spec("torch_npu"):
+        pytest.skip("torch_npu is installed here")
+    with pytest.raises(DryRunError, match="not installed"):
+        engine.find_torch_npu(sys.executable)
+
+
+@pytest.fixture
+def package() -> Path:
+    """An installed torch_npu, or the unpacked wheel that TORCH_NPU_PACKAGE names."""
+    spec = importlib.util.find_spec("torch_npu")
+    named = os.environ.get("TORCH_NPU_PACKAGE") or (spec and spec.submodule_search_locations and spec.submodule_search_locations[0])
+    if not named:
+        pytest.skip("no torch_npu here: install it or name an unpacked wheel with TORCH_NPU_PACKAGE")
+    return Path(named)
+
+
+def test_every_undefined_symbol_of_the_wheel_is_there(package: Path, tmp_path: Path) -> None:
+    path = tmp_path / "libstandin.so"
+    path.write_bytes(torch_npu_library(package))
+    with path.open("rb") as stream:
+        table = ELFFile(stream).get_section_by_name(".dynsym")
+        defined = {symbol.name for symbol in table.iter_symbols()}
+    main = SharedLibrary(package / "lib" / "libtorch_npu.so")
+    asked = {s.name for s in main.symbols if not s.defined and s.name.startswith(("acl", "Hccl", "rt", "Msprof", "_ZN2ge"))}
+    assert asked and asked <= defined
+    assert {"aclnnMatmulGetWorkspaceSize", "aclnnMatmul"} <= defined
+    assert set(find_torch_npu_lacks(package).symbols) <= defined
