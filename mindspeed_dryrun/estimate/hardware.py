@@ -1,16 +1,17 @@
-"""The hardware of a cluster, from a YAML file: what the time model divides by."""
+"""The hardware of a cluster, from a YAML file: what the time model divides by, and the memory that a device has."""
 
 from __future__ import annotations
 
 import dataclasses
+import difflib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from mindspeed_dryrun.errors import UsageError
 from mindspeed_dryrun.record.yaml_file import Section, read_yaml
-
-_TOPOLOGIES = ("full_mesh", "switch")
 
 
 @dataclass(frozen=True)
@@ -21,14 +22,18 @@ class Range:
     typical: float
     high: float
 
+    def times(self, factor: float) -> Range:
+        """All three ends, scaled."""
+        return Range(self.low * factor, self.typical * factor, self.high * factor)
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, kw_only=True)
 class Hardware:
     """One kind of card and its links. Bandwidths are GB/s (10⁹ bytes) in one direction, as achieved."""
 
     name: str
     matmul_tflops: Range
-    attention_efficiency: Range  # of matmul_tflops
+    attention_gscores_s: Range  # 10⁹ scores (a query times a key) a second of fused attention, forward
     tile: tuple[int, int]  # rows and columns of the output that one core works on
     cores: int
     memory_gb_s: Range
@@ -38,10 +43,16 @@ class Hardware:
     network_gb_s: Range  # of one card, between nodes
     latency_us: Range
     exchange_ms: Range  # a synchronous exchange between stages, beside its transfer
+    overlap: Range  # share of a collective that a fused product (MC2) hides
     cards_per_node: int
+    link_cards: int  # cards that the fast links join; the network begins beyond them
     hbm_mb: int
+    total_mb: int  # as the driver reports it
+    usable_mb: int  # by MindSpore
+    memory_source: str  # published, derived or measured
+    fitted: tuple[str, ...] = ()  # figures fitted to published throughput
     calibrated: tuple[str, ...] = ()  # the rows that the efficiencies were fitted to
-    error: float | None = None  # relative, of the fit
+    error: float | None = None  # relative; nine of ten jobs like the fitted ones stay within it
 
     def at(self, end: str) -> Hardware:
         """All figures at the `low` (slow) or `high` (fast) end of their intervals."""
@@ -57,29 +68,76 @@ class Hardware:
 
     def scaled(self, compute: float, communication: float, exchange: float = 1.0) -> Hardware:
         """The same card with its computing, its communicating and its exchanges made faster by these factors."""
-
-        def times(name: str, factor: float) -> Range:
-            spread: Range = getattr(self, name)
-            return Range(spread.low * factor, spread.typical * factor, spread.high * factor)
-
         return dataclasses.replace(
             self,
-            matmul_tflops=times("matmul_tflops", compute),
-            memory_gb_s=times("memory_gb_s", compute),
-            kernel_overhead_us=times("kernel_overhead_us", 1 / compute),
-            link_gb_s=times("link_gb_s", communication),
-            network_gb_s=times("network_gb_s", communication),
-            latency_us=times("latency_us", 1 / communication),
-            exchange_ms=times("exchange_ms", 1 / exchange),
+            matmul_tflops=self.matmul_tflops.times(compute),
+            attention_gscores_s=self.attention_gscores_s.times(compute),
+            memory_gb_s=self.memory_gb_s.times(compute),
+            kernel_overhead_us=self.kernel_overhead_us.times(1 / compute),
+            link_gb_s=self.link_gb_s.times(communication),
+            network_gb_s=self.network_gb_s.times(communication),
+            latency_us=self.latency_us.times(1 / communication),
+            exchange_ms=self.exchange_ms.times(1 / exchange),
         )
 
 
+def _three(value: Any) -> Any:
+    """A figure of the file: one number, or three in rising order."""
+    values = value if isinstance(value, (list, tuple)) else [value]
+    good = all(isinstance(item, (int, float)) and not isinstance(item, bool) and item > 0 for item in values)
+    if not good or len(values) not in (1, 3) or sorted(values) != list(values):
+        raise ValueError("must be one number above 0, or three in rising order [low, typical, high]")
+    return tuple(float(item) for item in (values if len(values) == 3 else [values[0]] * 3))
+
+
+def _tile(value: Any) -> Any:
+    if not isinstance(value, (list, tuple)) or len(value) != 2 or not all(isinstance(x, int) and x > 0 for x in value):
+        raise ValueError("must be two whole numbers, rows and columns")
+    return tuple(value)
+
+
+def _positive(value: Any) -> Any:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"must be a whole number of at least 1, not {value!r}")
+    return value
+
+
+Figure = Annotated[tuple[float, float, float], BeforeValidator(_three)]
+Count = Annotated[int, BeforeValidator(_positive)]
+
+
+class HardwareFile(BaseModel):
+    """A hardware file: one device and the links between devices."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: str
+    matmul_tflops: Figure = Field(description="bf16 products as a training run gets them, 10^12 operations a second")
+    attention_gscores_s: Figure = Field(description="fused attention, 10^9 scores a second, forward")
+    memory_gb_s: Figure = Field(description="reads and writes of element-wise operators, 10^9 bytes a second")
+    kernel_overhead_us: Figure = Field(description="starting one operator")
+    link_gb_s: Figure = Field(description="one link of a full mesh, or the port into a switch; one direction")
+    network_gb_s: Figure = Field(description="of one device, beyond the fast links; one direction")
+    latency_us: Figure = Field(description="starting a collective")
+    exchange_ms: Figure = Field(description="an exchange between pipeline stages beside its transfer")
+    overlap: Figure = Field(description="share of a collective that a product fused with it (MC2) hides")
+    tile: Annotated[tuple[int, int], BeforeValidator(_tile)] = Field(description="output of one core at a time")
+    cores: Count
+    topology: Literal["full_mesh", "switch"]
+    cards_per_node: Count
+    link_cards: Count | None = Field(default=None, description="devices that the fast links join; default: a node")
+    hbm_gb: float = Field(gt=0, description="nominal size")
+    total_mb: Count = Field(description="memory as the driver reports it")
+    usable_mb: Count = Field(description="what of it MindSpore uses")
+    memory_source: Literal["published", "derived", "measured"]
+    fitted: tuple[str, ...] = Field(default=(), description="figures fitted to published throughput")
+    calibrated: tuple[str, ...] = ()
+    error: float | None = Field(default=None, gt=0)
+
+
 RANGES = (
-    "matmul_tflops", "attention_efficiency", "memory_gb_s", "kernel_overhead_us", "link_gb_s", "network_gb_s",
-    "latency_us", "exchange_ms",
-)  # fmt: skip
-_KEYS = (
-    "name", *RANGES, "tile", "cores", "topology", "cards_per_node", "hbm_gb", "calibrated", "error",
+    "matmul_tflops", "attention_gscores_s", "memory_gb_s", "kernel_overhead_us", "link_gb_s", "network_gb_s",
+    "latency_us", "exchange_ms", "overlap",
 )  # fmt: skip
 
 
@@ -89,24 +147,32 @@ def read_hardware(path: Path) -> Hardware:
 
 
 def build_hardware(data: dict[str, Any], where: str) -> Hardware:
-    section = Section(data, where, _KEYS)
-    topology = section.text("topology")
-    if topology not in _TOPOLOGIES:
-        raise UsageError(f"{where}: topology '{topology}' is not one of {', '.join(_TOPOLOGIES)}.")
-    tile = section.items("tile")
-    if len(tile) != 2 or not all(isinstance(side, int) and side > 0 for side in tile):
-        raise UsageError(f"{where}: 'tile' must be two whole numbers, rows and columns.")
+    """The hardware that a file's content describes."""
+    try:
+        file = HardwareFile.model_validate(data)
+    except ValidationError as error:
+        raise UsageError(_sentence(error, data, where)) from None
+    values = {name: getattr(file, name) for name in HardwareFile.model_fields if name not in (*RANGES, "hbm_gb")}
+    values["link_cards"] = file.link_cards or file.cards_per_node
     return Hardware(
-        name=section.text("name"),
-        tile=(tile[0], tile[1]),
-        cores=section.integer("cores"),
-        topology=topology,
-        cards_per_node=section.integer("cards_per_node"),
-        hbm_mb=int(section.number("hbm_gb") * 1024),
-        calibrated=tuple(section.words("calibrated")) if section.has("calibrated") else (),
-        error=section.number("error") if section.has("error") else None,
-        **{name: _range(section, name) for name in RANGES},
+        **values, hbm_mb=int(file.hbm_gb * 1024), **{name: Range(*getattr(file, name)) for name in RANGES}
     )
+
+
+def _sentence(error: ValidationError, data: dict[str, Any], where: str) -> str:
+    first = error.errors()[0]
+    key = str(first["loc"][0]) if first["loc"] else ""
+    if first["type"] == "extra_forbidden":
+        near = difflib.get_close_matches(key, HardwareFile.model_fields, 1, 0.6)
+        hint = f"did you mean '{near[0]}'?" if near else f"known keys: {', '.join(HardwareFile.model_fields)}."
+        return f"{where}: unknown key '{key}'; {hint}"
+    if first["type"] == "missing":
+        return f"{where}: '{key}' is missing."
+    if first["type"] == "literal_error":
+        choices = str(first["ctx"]["expected"]).replace("'", "").replace(" or ", ", ")
+        return f"{where}: {key} '{data.get(key)}' is not one of {choices}."
+    message = first["msg"].removeprefix("Value error, ")
+    return f"{where}: '{key}' {message[0].lower()}{message[1:]}."
 
 
 # What a cluster may have differently from the hardware file.
@@ -115,7 +181,13 @@ CLUSTER_KEYS = ("hbm_gb", "link_gb_s", "network_gb_s")
 
 def in_cluster(hardware: Hardware, cluster: Section) -> Hardware:
     """The hardware with the memory and the links that the `cluster` section of a search names."""
-    changes: dict[str, Any] = {name: _range(cluster, name) for name in CLUSTER_KEYS[1:] if cluster.has(name)}
+    changes: dict[str, Any] = {}
+    for name in CLUSTER_KEYS[1:]:
+        if cluster.has(name):
+            try:
+                changes[name] = Range(*_three(cluster.data[name]))
+            except ValueError as error:
+                raise UsageError(f"{cluster.where}: '{name}' {error}.") from None
     if cluster.has("hbm_gb"):
         changes["hbm_mb"] = int(cluster.number("hbm_gb") * 1024)
     return dataclasses.replace(hardware, **changes)
@@ -123,30 +195,11 @@ def in_cluster(hardware: Hardware, cluster: Section) -> Hardware:
 
 def to_yaml(hardware: Hardware) -> dict[str, Any]:
     """The inverse of `build_hardware`."""
-    data: dict[str, Any] = {"name": hardware.name}
-    for name in RANGES:
-        spread: Range = getattr(hardware, name)
-        data[name] = [round(value, 4) for value in (spread.low, spread.typical, spread.high)]
-    data |= {
-        "tile": list(hardware.tile),
-        "cores": hardware.cores,
-        "topology": hardware.topology,
-        "cards_per_node": hardware.cards_per_node,
-        "hbm_gb": hardware.hbm_mb / 1024,
-    }
-    if hardware.calibrated:
-        data["calibrated"] = list(hardware.calibrated)
-    if hardware.error is not None:
-        data["error"] = hardware.error
+    data: dict[str, Any] = {}
+    for name in HardwareFile.model_fields:
+        value = hardware.hbm_mb / 1024 if name == "hbm_gb" else getattr(hardware, name)
+        if isinstance(value, Range):
+            value = [round(end, 4) for end in (value.low, value.typical, value.high)]
+        if value not in (None, ()):
+            data[name] = list(value) if isinstance(value, tuple) else value
     return data
-
-
-def _range(section: Section, key: str) -> Range:
-    values = section.items(key)
-    good = all(isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0 for value in values)
-    if not good or len(values) not in (1, 3) or sorted(values) != values:
-        raise UsageError(
-            f"{section.where}: '{key}' must be one number above 0, or three in rising order [low, typical, high]."
-        )
-    low, typical, high = values if len(values) == 3 else (values[0],) * 3
-    return Range(float(low), float(typical), float(high))

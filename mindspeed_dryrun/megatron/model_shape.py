@@ -110,7 +110,7 @@ def read_shape(args: Sequence[str]) -> ModelShape:
     vocab = value_of(args, "--padded-vocab-size") or value_of(args, "--vocab-size")
     if vocab is None:
         raise UsageError("The script sets neither --padded-vocab-size nor --vocab-size: add one of them under 'args'.")
-    gated = "--swiglu" in args or "--geglu" in args
+    gated = _has_any(args, ("--swiglu", "--geglu", "--gelu-tanh"))
     return ModelShape(
         layers=_integer(args, "--num-layers") - (len(set(noop.split(","))) if noop else 0),
         hidden=hidden,

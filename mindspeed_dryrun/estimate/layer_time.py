@@ -1,0 +1,373 @@
+"""How long one microbatch takes in one layer on one rank, operator by operator.
+
+* A matrix product takes the longer of its arithmetic (with whole waves of output tiles over the cores: the per-shape
+  efficiency) and its memory traffic.
+* Fused attention takes the longer of its products and its scores: the softmax runs on the vector units, one score at a
+  time whatever the size of a head, so that heads of 64 get half the arithmetic of heads of 128.
+* Everything else is memory traffic, counted kernel by kernel from what the trainer runs (`Operators`).
+* On a full mesh every pair of cards of a node has its own link, so an all-gather of V bytes in a group of n takes
+  V/n per link: a larger group is faster. Groups that span nodes share each card's network port.
+* Megatron overlaps the all-gather and the reduce-scatter in the backward pass of a column-parallel layer with its
+  products; the rest is waited for, unless MC2 fuses it with the product beside it.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+
+from mindspeed_dryrun.estimate import volumes
+from mindspeed_dryrun.estimate.hardware import Hardware
+from mindspeed_dryrun.estimate.operators import Experts, Latent, Operators
+from mindspeed_dryrun.estimate.strategy import Strategy
+from mindspeed_dryrun.megatron.model_shape import ModelShape
+
+# Numbers read and written by the kernels of an activation, forward and backward, per output number. `fused`: one kernel
+# each way. `gated`: silu or gelu, the product, and backward their gradients and the two halves joined. `tanh`: the
+# formula of gelu written out in eight kernels (MindSpeed-LLM, core/transformer/mlp.py, gelu_tanh_approximation).
+_ACTIVATION = {"fused": (3.0, 5.0), "gated": (5.0, 13.0), "tanh": (21.0, 49.0), "plain": (2.0, 3.0)}
+# Numbers of a norm and of a residual addition, per hidden number. An unfused RMSNorm casts, squares, averages, scales.
+_NORM, _NORM_BACKWARD = {True: 2.0, False: 12.0}, {True: 3.0, False: 24.0}
+_RESIDUAL = 3.0
+_SCALED = 2.0  # a branch times a constant
+# Queries and keys turned: one kernel, or rotate_half written out (negate, join, two products, a sum).
+_ROTARY, _ROTARY_BACKWARD = {True: 2.0, False: 9.5}, {True: 2.0, False: 12.0}
+_SPLIT = 2.0  # the joint product cut into queries, keys, values
+# Bytes of a score when attention is not fused: scaled, masked, softmax in fp32, cast, and the same backward.
+_UNFUSED_FORWARD, _UNFUSED_BACKWARD = 30.0, 30.0
+_MASK_BYTES = 12.0  # of a window's mask per pair of tokens: ones, lower triangle, where, cast
+# Kernels of one layer that are not matrix products, forward and backward.
+_SMALL_KERNELS, _SMALL_KERNELS_BACKWARD = 16, 28
+# A weight's gradient added to the fp32 buffer, bytes: the bf16 gradient read, the buffer read and written.
+_ACCUMULATE, _ACCUMULATE_FUSED = 10.0, 8.0
+# Merging a ring step's result into the output, bytes per number forward (fp32) and backward, and of key gradients.
+_RING_MERGE, _RING_MERGE_BACKWARD, _RING_KEYS_BACKWARD = 18.0, 6.0, 6.0
+_PERMUTED = 4.0  # numbers per hidden number of a routed token: permuted and brought back
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One microbatch through some layers: arithmetic and waiting, seconds."""
+
+    compute: float = 0.0
+    waiting: float = 0.0
+
+    @property
+    def total(self) -> float:
+        return self.compute + self.waiting
+
+    def __add__(self, other: Pass) -> Pass:
+        return Pass(self.compute + other.compute, self.waiting + other.waiting)
+
+    def times(self, factor: float) -> Pass:
+        return Pass(self.compute * factor, self.waiting * factor)
+
+
+@dataclass(frozen=True)
+class Case:
+    """What a time depends on."""
+
+    shape: ModelShape
+    strategy: Strategy
+    hardware: Hardware
+    operators: Operators
+
+    @property
+    def tokens(self) -> float:
+        """Of a microbatch on a rank of the context-parallel group."""
+        return self.strategy.micro_batch * self.shape.seq / self.strategy.cp
+
+    def traffic(self, size: float) -> float:
+        """Seconds to read and write `size` bytes."""
+        return size / (self.hardware.memory_gb_s.typical * 1e9)
+
+    @property
+    def gather(self) -> float:
+        """Seconds to gather (or scatter) the hidden states over the tensor-parallel group."""
+        return gather_seconds(volumes.hidden_bytes(self.shape, self.strategy), self.strategy.tp, 1, self.hardware)
+
+
+@dataclass(frozen=True)
+class LayerTime:
+    """Both passes of a layer, and the parts of the forward pass that recomputation may repeat alone."""
+
+    forward: Pass
+    backward: Pass
+    attention: Pass = Pass()
+    activation: Pass = Pass()
+
+
+def matmul_seconds(rows: float, columns: float, inner: float, hardware: Hardware) -> float:
+    """One bf16 product. Output tiles are worked off in whole waves over the cores."""
+    tiles = math.ceil(rows / hardware.tile[0]) * math.ceil(columns / hardware.tile[1])
+    waves = math.ceil(tiles / hardware.cores)
+    padded = waves * hardware.cores * hardware.tile[0] * hardware.tile[1] * inner
+    # Few tiles can be cut along the inner dimension as well, so a product is never slower than one full wave for them.
+    arithmetic = 2.0 * max(rows * columns * inner, min(padded, 1.25 * rows * columns * inner))
+    seconds = arithmetic / (hardware.matmul_tflops.typical * 1e12)
+    traffic = 2.0 * (rows * inner + inner * columns + rows * columns) / (hardware.memory_gb_s.typical * 1e9)
+    return max(seconds, traffic) + hardware.kernel_overhead_us.typical * 1e-6
+
+
+def gather_seconds(volume: float, size: int, stride: int, hardware: Hardware) -> float:
+    """All-gather (or reduce-scatter) of `volume` bytes in total in a group of `size` ranks, `stride` apart."""
+    if size == 1:
+        return 0.0
+    start = hardware.latency_us.typical * 1e-6
+    if (size - 1) * stride < hardware.link_cards:
+        links = size - 1 if hardware.topology == "full_mesh" else 1
+        return start + volume * (size - 1) / size / links / (hardware.link_gb_s.typical * 1e9)
+    return start * math.log2(2 * size) + volume * (size - 1) / size / (hardware.network_gb_s.typical * 1e9)
+
+
+def link_rate(stride: int, size: int, hardware: Hardware) -> float:
+    """Bytes a second between neighbours of a group whose ranks are `stride` apart."""
+    inside = (size - 1) * stride < hardware.link_cards
+    return (hardware.link_gb_s.typical if inside else hardware.network_gb_s.typical) * 1e9
+
+
+@functools.lru_cache(maxsize=2048)
+def layer_time(case: Case, mixture: bool = False) -> LayerTime:
+    """One layer: attention, then a dense block or a mixture of experts."""
+    attention = _attention_block(case)
+    block = _mixture(case) if mixture else _dense_block(case, case.shape.ffn)
+    small = _hidden_work(case)
+    return LayerTime(
+        attention.forward + block.forward + small.forward,
+        attention.backward + block.backward + small.backward,
+        attention.attention,
+        block.activation,
+    )
+
+
+def layer_parameters(shape: ModelShape, operators: Operators) -> tuple[float, float, float]:
+    """Matrix parameters of attention, of a dense block, and of the experts of a mixture."""
+    hidden, latent, experts = shape.hidden, operators.latent, operators.experts
+    factor = 3 if shape.gated else 2
+    attention = float(hidden * shape.head_dim * (2 * shape.heads + 2 * shape.query_groups))
+    if latent:
+        attention = sum(inner * columns for _, columns, inner in _latent_products(shape, latent, 1, 1.0))
+    routed = experts.number * factor * hidden * experts.ffn if experts else 0.0
+    return attention, float(factor * hidden * shape.ffn), routed
+
+
+def _column(case: Case, columns: float) -> LayerTime:
+    """A column-parallel product: its input is gathered, and backward its gradient scattered."""
+    tokens, hidden, wait = case.tokens, case.shape.hidden, case.gather
+    forward = matmul_seconds(tokens, columns, hidden, case.hardware)
+    data = matmul_seconds(tokens, hidden, columns, case.hardware)
+    weight = matmul_seconds(hidden, columns, tokens, case.hardware)
+    compute = data + weight + _accumulate(case, columns * hidden)
+    if case.strategy.tp == 1:
+        return LayerTime(Pass(forward), Pass(compute))
+    if not case.strategy.sequence_parallel:
+        return LayerTime(Pass(forward), Pass(compute, max(0.0, 2 * wait - weight)))
+    scatter = _exposed(case, wait, data) if case.operators.fused_collectives else max(0.0, wait - data)
+    return LayerTime(Pass(forward, _exposed(case, wait, forward)), Pass(compute, scatter + max(0.0, wait - weight)))
+
+
+def _row(case: Case, inner: float) -> LayerTime:
+    """A row-parallel product: its output is scattered, and backward its gradient gathered."""
+    tokens, hidden, wait = case.tokens, case.shape.hidden, case.gather
+    forward = matmul_seconds(tokens, hidden, inner, case.hardware)
+    data = matmul_seconds(tokens, inner, hidden, case.hardware)
+    weight = matmul_seconds(inner, hidden, tokens, case.hardware)
+    compute = data + weight + _accumulate(case, inner * hidden)
+    if case.strategy.tp == 1:
+        return LayerTime(Pass(forward), Pass(compute))
+    if not case.strategy.sequence_parallel:
+        return LayerTime(Pass(forward, 2 * wait), Pass(compute))
+    return LayerTime(Pass(forward, _exposed(case, wait, forward)), Pass(compute, _exposed(case, wait, data)))
+
+
+def _exposed(case: Case, wait: float, product: float) -> float:
+    """What is left to wait for of a collective beside its product: MC2 cuts both and interleaves the pieces."""
+    if not case.operators.fused_collectives:
+        return wait
+    return wait - case.hardware.overlap.typical * min(wait, product)
+
+
+def _accumulate(case: Case, parameters: float) -> float:
+    return case.traffic((_ACCUMULATE_FUSED if case.operators.fused_accumulation else _ACCUMULATE) * parameters)
+
+
+def _sum(*parts: LayerTime) -> LayerTime:
+    forward = backward = Pass()
+    for part in parts:
+        forward, backward = forward + part.forward, backward + part.backward
+    return LayerTime(forward, backward)
+
+
+def _hidden_work(case: Case) -> LayerTime:
+    """Norms, residual additions, and the start of every small kernel."""
+    operators, hidden = case.operators, case.tokens * case.shape.hidden
+    if case.strategy.sequence_parallel:
+        hidden /= case.strategy.tp
+    start = case.hardware.kernel_overhead_us.typical * 1e-6
+    extra = 2 * _SCALED if operators.scaled_branches else 0.0
+    forward = operators.norms * _NORM[operators.fused_norm] + 2 * _RESIDUAL + extra
+    backward = operators.norms * _NORM_BACKWARD[operators.fused_norm] + 2 * _RESIDUAL + extra
+    return LayerTime(
+        Pass(case.traffic(2 * hidden * forward) + _SMALL_KERNELS * start),
+        Pass(case.traffic(2 * hidden * backward) + _SMALL_KERNELS_BACKWARD * start),
+    )
+
+
+def _dense_block(case: Case, ffn: int) -> LayerTime:
+    inner = ffn / case.strategy.tp
+    up, down = _column(case, inner * (2 if case.shape.gated else 1)), _row(case, inner)
+    forward, backward = (case.traffic(2 * case.tokens * inner * n) for n in _ACTIVATION[_kind(case)])
+    both = _sum(up, down, LayerTime(Pass(forward), Pass(backward)))
+    return LayerTime(both.forward, both.backward, activation=Pass(forward))
+
+
+def _kind(case: Case) -> str:
+    """The activation, where the shape says whether it is gated."""
+    kind = case.operators.activation
+    return kind if case.shape.gated or kind == "plain" else "plain"
+
+
+def _attention_block(case: Case) -> LayerTime:
+    shape, operators, tp = case.shape, case.operators, case.strategy.tp
+    core = _attention(case)
+    if operators.latent:
+        projections = _latent_block(case, operators.latent)
+        width = shape.heads * (operators.latent.nope + operators.latent.rope) / tp
+        turned = shape.heads * operators.latent.rope / tp * 2
+        split = 2 * width
+    else:
+        query, key = shape.head_dim * shape.heads / tp, shape.head_dim * shape.query_groups / tp
+        projections = _sum(_column(case, query + 2 * key), _row(case, query))
+        turned, split = query + key, query + 2 * key
+    share, fused = operators.rotary_share, operators.fused_rotary
+    joined = 2.0 if share < 1 and not fused else 0.0  # the part that is not turned is joined again
+    forward = _SPLIT * split + (_ROTARY[fused] * share + joined) * turned
+    backward = _SPLIT * split + (_ROTARY_BACKWARD[fused] * share + joined) * turned
+    small = LayerTime(Pass(case.traffic(2 * case.tokens * forward)), Pass(case.traffic(2 * case.tokens * backward)))
+    both = _sum(projections, core, small)
+    return LayerTime(both.forward, both.backward, attention=core.forward)
+
+
+def _attention(case: Case) -> LayerTime:
+    """Scores of a microbatch, forward, and two and a half times as much backward; and context parallelism."""
+    shape, strategy, operators = case.shape, case.strategy, case.operators
+    window = operators.window
+    pairs = shape.seq**2 / 2 if not 0 < window < shape.seq else shape.seq * window - window**2 / 2
+    scores = strategy.micro_batch * pairs * shape.heads / strategy.tp / strategy.cp
+    head = 2.0 * shape.head_dim
+    if operators.latent:
+        head = float(operators.latent.nope + operators.latent.rope + operators.latent.value)
+    product = 2.0 * scores * head / (case.hardware.matmul_tflops.typical * 1e12)
+    if operators.fused_attention:
+        each = scores / (case.hardware.attention_gscores_s.typical * 1e9)
+        forward, backward = max(product, each), 2.5 * max(product, each)
+    else:  # the whole square, and every score through memory again and again
+        whole = strategy.micro_batch * shape.seq**2 * shape.heads / strategy.tp / strategy.cp
+        forward = 2 * product + case.traffic(_UNFUSED_FORWARD * whole)
+        backward = 4 * product + case.traffic(_UNFUSED_BACKWARD * whole)
+    if operators.window_masks:  # every other layer
+        forward += case.traffic(_MASK_BYTES * strategy.micro_batch * shape.seq**2) / 2
+    core = LayerTime(Pass(forward), Pass(backward))
+    return _in_context(case, core) if strategy.cp > 1 else core
+
+
+def _in_context(case: Case, core: LayerTime) -> LayerTime:
+    """Heads exchanged (Ulysses) or blocks of keys and values sent around a ring behind the products, or both."""
+    shape, strategy, operators = case.shape, case.strategy, case.operators
+    ulysses = min(strategy.cp, operators.ulysses)
+    if strategy.cp_algorithm == "ulysses_cp_algo":
+        ulysses = strategy.cp
+    ring = strategy.cp // ulysses
+    groups = shape.heads if operators.repeated_keys else shape.query_groups
+    parts = [core]
+    if ulysses > 1:
+        size = case.tokens * shape.head_dim * 2 * (2 * shape.heads + 2 * groups) / strategy.tp
+        exchange = Pass(waiting=gather_seconds(size, ulysses, strategy.tp, case.hardware))
+        parts.append(LayerTime(exchange, exchange))
+    if ring > 1:
+        keys = case.tokens * 2 * shape.head_dim * groups / strategy.tp
+        around = 2 * keys * (ring - 1) / link_rate(strategy.tp, strategy.cp, case.hardware)
+        merged = case.tokens * shape.head_dim * shape.heads / strategy.tp * (ring - 1)
+        parts.append(
+            LayerTime(
+                Pass(case.traffic(_RING_MERGE * merged), max(0.0, around - core.forward.compute)),
+                Pass(
+                    case.traffic(_RING_MERGE_BACKWARD * merged + _RING_KEYS_BACKWARD * keys * (ring - 1)),
+                    max(0.0, 2 * around - core.backward.compute),
+                ),
+            )
+        )
+    return _sum(*parts)
+
+
+def _latent_products(shape: ModelShape, latent: Latent, tp: int, tokens: float) -> list[tuple[float, float, float]]:
+    """(rows, columns, inner) of multi-latent attention: down, up, and the output."""
+    heads, hidden = shape.heads / tp, shape.hidden
+    wide = heads * (latent.nope + latent.rope)
+    query = [(tokens, float(latent.query_rank), float(hidden)), (tokens, wide, float(latent.query_rank))]
+    return [
+        *(query if latent.query_rank else [(tokens, wide, float(hidden))]),
+        (tokens, float(latent.key_rank + latent.rope), float(hidden)),
+        (tokens, heads * (latent.nope + latent.value), float(latent.key_rank)),
+        (tokens, float(hidden), heads * latent.value),
+    ]
+
+
+def _latent_block(case: Case, latent: Latent) -> LayerTime:
+    parts = [_product(case, *dims) for dims in _latent_products(case.shape, latent, case.strategy.tp, case.tokens)]
+    if case.strategy.tp > 1:
+        parts.append(LayerTime(Pass(waiting=2 * case.gather), Pass(waiting=2 * case.gather)))
+    return _sum(*parts)
+
+
+def _product(case: Case, rows: float, columns: float, inner: float, times: float = 1.0) -> LayerTime:
+    """A product without collectives, its two gradients, and the sum of the weight's."""
+    forward = matmul_seconds(rows, columns, inner, case.hardware)
+    data = matmul_seconds(rows, inner, columns, case.hardware)
+    weight = matmul_seconds(inner, columns, rows, case.hardware)
+    backward = data + weight + _accumulate(case, columns * inner)
+    return LayerTime(Pass(times * forward), Pass(times * backward))
+
+
+def _mixture(case: Case) -> LayerTime:
+    """Router, exchange of tokens, the local experts' products, the exchange back, and shared experts."""
+    experts = case.operators.experts
+    assert experts is not None
+    local = max(1, experts.number // experts.parallel)
+    tokens = case.tokens / (case.strategy.tp if case.strategy.sequence_parallel else 1)
+    routed = tokens * experts.topk
+    # Ranks that share an expert gather each other's tokens.
+    rows = routed * experts.tensor / local
+    inner = experts.ffn / experts.tensor
+    gated = 2 if case.shape.gated else 1
+    up = _product(case, rows, inner * gated, case.shape.hidden, local)
+    down = _product(case, rows, case.shape.hidden, inner, local)
+    spare = (local - 1) * case.hardware.kernel_overhead_us.typical * 1e-6 if experts.grouped else 0.0
+    forward, backward = (case.traffic(2 * rows * local * inner * n) for n in _ACTIVATION[_kind(case)])
+    work = LayerTime(Pass(forward - 2 * spare), Pass(backward - 4 * spare))
+    moved = Pass(case.traffic(2 * _PERMUTED * routed * case.shape.hidden))
+    parts = [_product(case, tokens, experts.number, case.shape.hidden), up, down, work, LayerTime(moved, moved)]
+    beside = up.forward.compute + down.forward.compute + forward
+    wait = Pass(waiting=_dispatch_seconds(case, experts, tokens, beside))
+    parts.append(LayerTime(wait, wait))
+    if experts.shared_ffn:
+        parts.append(_dense_block(case, experts.shared_ffn))
+    both = _sum(*parts)
+    return LayerTime(both.forward, both.backward, activation=Pass(forward))
+
+
+def _dispatch_seconds(case: Case, experts: Experts, tokens: float, beside: float) -> float:
+    """Tokens to the experts and back: twice an exchange, or a gather and a scatter of all tokens of the group."""
+    strategy, hidden = case.strategy, case.shape.hidden
+    seconds = 2 * gather_seconds(
+        2.0 * tokens * experts.topk * hidden * experts.tensor, experts.tensor, 1, case.hardware
+    )
+    if experts.gathered:
+        size = experts.parallel * experts.tensor
+        return 2 * gather_seconds(2.0 * tokens * hidden * size, size, 1, case.hardware)
+    stride = 1 if experts.tensor < strategy.tp else strategy.tp
+    exchange = 2 * gather_seconds(2.0 * tokens * experts.topk * hidden, experts.parallel, stride, case.hardware)
+    if experts.overlapped:
+        exchange -= case.hardware.overlap.typical * min(exchange, beside)
+    return seconds + exchange
