@@ -10,11 +10,11 @@ import galvatron
 from galvatron import LayerStrategy, Tables
 
 from mindspeed_dryrun.estimate.hardware import Hardware
+from mindspeed_dryrun.estimate.layer_time import gather_seconds
 from mindspeed_dryrun.estimate.lower_bound import lower_bound_mb, saved_mb, stage_bound_mb, state_mb
 from mindspeed_dryrun.estimate.strategy import Recompute, Strategy
 from mindspeed_dryrun.estimate.time_model import (
     end_of_iteration_seconds,
-    gather_seconds,
     iteration_seconds,
     layer_passes,
     stage_extras,

@@ -15,9 +15,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from scipy.optimize import least_squares
+
 from mindspeed_dryrun.errors import UsageError
 from mindspeed_dryrun.estimate.hardware import Hardware
-from mindspeed_dryrun.estimate.regression import LinearBelief, Prior
+from mindspeed_dryrun.estimate.operators import Operators, read_operators
 from mindspeed_dryrun.estimate.strategy import Strategy, read_strategy
 from mindspeed_dryrun.estimate.time_model import iteration_seconds
 from mindspeed_dryrun.megatron.model_shape import ModelShape, read_shape
@@ -42,6 +44,7 @@ class Row:
     shape: ModelShape
     strategy: Strategy
     seconds: float
+    operators: Operators = Operators()
 
 
 @dataclass(frozen=True)
@@ -121,7 +124,7 @@ def row_of_log(path: Path, args: Sequence[str] = (), world: int | None = None) -
     shape = read_shape(used)
     seconds = log.seconds
     assert seconds is not None
-    return Row(path.name, shape, read_strategy(used, size, shape), seconds)
+    return Row(path.name, shape, read_strategy(used, size, shape), seconds, read_operators(used))
 
 
 def fit(rows: Sequence[Row], hardware: Hardware) -> Fit:
@@ -146,26 +149,20 @@ def fit(rows: Sequence[Row], hardware: Hardware) -> Fit:
 
 
 def _errors(rows: Iterable[Row], hardware: Hardware) -> list[tuple[str, float]]:
-    return [(row.name, iteration_seconds(row.shape, row.strategy, hardware) / row.seconds - 1) for row in rows]
+    return [(row.name, _seconds(row, hardware) / row.seconds - 1) for row in rows]
+
+
+def _seconds(row: Row, hardware: Hardware) -> float:
+    return iteration_seconds(row.shape, row.strategy, hardware, row.operators)
 
 
 def _factors(rows: Sequence[Row], hardware: Hardware) -> tuple[float, float, float]:
-    """The most likely factors: Gauss-Newton on their logarithms, one observation after the other (a Kalman filter that is
-    started again until the point it is linearised at no longer moves)."""
-    names = ("compute", "communication", "exchange")
-    at = dict.fromkeys(names, 0.0)
+    """The most likely factors: least squares on their logarithms, each held by its prior."""
 
-    def predicted(row: Row, logs: dict[str, float]) -> float:
-        scaled = hardware.scaled(*(math.exp(logs[name]) for name in names))
-        return math.log(iteration_seconds(row.shape, row.strategy, scaled))
+    def residuals(logs: Sequence[float]) -> list[float]:
+        scaled = hardware.scaled(*map(math.exp, logs))
+        misses = [math.log(_seconds(row, scaled) / row.seconds) / _TIME_SPREAD for row in rows]
+        return misses + [log / spread for log, spread in zip(logs, _FACTOR_SPREADS, strict=True)]
 
-    for _ in range(12):
-        priors = {name: Prior(0.0, spread) for name, spread in zip(names, _FACTOR_SPREADS, strict=True)}
-        belief = LinearBelief(priors)
-        for row in rows:
-            here = predicted(row, at)
-            slopes = {name: (predicted(row, {**at, name: at[name] + 1e-4}) - here) / 1e-4 for name in names}
-            target = math.log(row.seconds) - here + sum(slopes[name] * at[name] for name in names)
-            belief.observe(slopes, target, _TIME_SPREAD)
-        at = {name: belief.predict({name: 1.0})[0] for name in names}
-    return math.exp(at["compute"]), math.exp(at["communication"]), math.exp(at["exchange"])
+    compute, communication, exchange = map(math.exp, least_squares(residuals, [0.0, 0.0, 0.0]).x)
+    return compute, communication, exchange

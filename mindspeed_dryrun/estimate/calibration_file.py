@@ -6,6 +6,7 @@ from pathlib import Path
 
 from mindspeed_dryrun.errors import UsageError
 from mindspeed_dryrun.estimate.calibration import Row, read_log
+from mindspeed_dryrun.estimate.operators import read_operators
 from mindspeed_dryrun.estimate.strategy import read_strategy
 from mindspeed_dryrun.estimate.time_model import logged_flops
 from mindspeed_dryrun.megatron.model_shape import read_shape
@@ -40,5 +41,5 @@ def read_rows(path: Path) -> list[Row]:
         else:
             flops = logged_flops(shape, strategy, release)
             seconds = flops / (one.number("tflops_per_card") * 1e12 * job.world_size)
-        rows.append(Row(one.text("name", f"row {index}"), shape, strategy, seconds))
+        rows.append(Row(one.text("name", f"row {index}"), shape, strategy, seconds, read_operators(job.args)))
     return rows

@@ -36,7 +36,8 @@ class Hardware:
     attention_gscores_s: Range  # 10⁹ scores (a query times a key) a second of fused attention, forward
     tile: tuple[int, int]  # rows and columns of the output that one core works on
     cores: int
-    memory_gb_s: Range
+    hbm_gb_s: Range  # what a product reads and writes at
+    memory_gb_s: Range  # what element-wise operators read and write at
     kernel_overhead_us: Range
     link_gb_s: Range  # one link of a full mesh, or the card's port into a switch
     topology: str
@@ -72,6 +73,7 @@ class Hardware:
             self,
             matmul_tflops=self.matmul_tflops.times(compute),
             attention_gscores_s=self.attention_gscores_s.times(compute),
+            hbm_gb_s=self.hbm_gb_s.times(compute),
             memory_gb_s=self.memory_gb_s.times(compute),
             kernel_overhead_us=self.kernel_overhead_us.times(1 / compute),
             link_gb_s=self.link_gb_s.times(communication),
@@ -114,6 +116,7 @@ class HardwareFile(BaseModel):
     name: str
     matmul_tflops: Figure = Field(description="bf16 products as a training run gets them, 10^12 operations a second")
     attention_gscores_s: Figure = Field(description="fused attention, 10^9 scores a second, forward")
+    hbm_gb_s: Figure = Field(description="memory as a matrix product reads it, 10^9 bytes a second")
     memory_gb_s: Figure = Field(description="reads and writes of element-wise operators, 10^9 bytes a second")
     kernel_overhead_us: Figure = Field(description="starting one operator")
     link_gb_s: Figure = Field(description="one link of a full mesh, or the port into a switch; one direction")
@@ -136,8 +139,8 @@ class HardwareFile(BaseModel):
 
 
 RANGES = (
-    "matmul_tflops", "attention_gscores_s", "memory_gb_s", "kernel_overhead_us", "link_gb_s", "network_gb_s",
-    "latency_us", "exchange_ms", "overlap",
+    "matmul_tflops", "attention_gscores_s", "hbm_gb_s", "memory_gb_s", "kernel_overhead_us", "link_gb_s",
+    "network_gb_s", "latency_us", "exchange_ms", "overlap",
 )  # fmt: skip
 
 

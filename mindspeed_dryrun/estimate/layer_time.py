@@ -106,7 +106,7 @@ def matmul_seconds(rows: float, columns: float, inner: float, hardware: Hardware
     # Few tiles can be cut along the inner dimension as well, so a product is never slower than one full wave for them.
     arithmetic = 2.0 * max(rows * columns * inner, min(padded, 1.25 * rows * columns * inner))
     seconds = arithmetic / (hardware.matmul_tflops.typical * 1e12)
-    traffic = 2.0 * (rows * inner + inner * columns + rows * columns) / (hardware.memory_gb_s.typical * 1e9)
+    traffic = 2.0 * (rows * inner + inner * columns + rows * columns) / (hardware.hbm_gb_s.typical * 1e9)
     return max(seconds, traffic) + hardware.kernel_overhead_us.typical * 1e-6
 
 

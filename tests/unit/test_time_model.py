@@ -15,14 +15,13 @@ from mindspeed_dryrun.commands import main
 from mindspeed_dryrun.errors import UsageError
 from mindspeed_dryrun.estimate.calibration import Row, fit, read_log, row_of_log
 from mindspeed_dryrun.estimate.hardware import Hardware, Range, build_hardware, read_hardware, to_yaml
+from mindspeed_dryrun.estimate.layer_time import gather_seconds, matmul_seconds
 from mindspeed_dryrun.estimate.strategy import Recompute, Strategy
 from mindspeed_dryrun.estimate.time_model import (
     estimate,
-    gather_seconds,
     iteration_seconds,
     layer_passes,
     logged_flops,
-    matmul_seconds,
 )
 from mindspeed_dryrun.megatron.model_shape import ModelShape
 
@@ -121,7 +120,8 @@ def test_the_parts_add_up_and_the_band_is_around() -> None:
         parts = guess.compute_s + guess.communication_s + guess.bubble_s + guess.optimizer_s
         assert parts == pytest.approx(guess.iteration_s)
         assert guess.low_s < guess.iteration_s < guess.high_s
-        assert guess.high_s / guess.low_s > 1.5  # honestly wide without calibration
+        wide = estimate(QWEN, strategy, dataclasses.replace(HARDWARE, error=None))
+        assert wide.high_s / wide.low_s > 1.5  # honestly wide where no rows were seen
         assert guess.tokens_per_s == pytest.approx(64 * 4096 / guess.iteration_s)
 
 
@@ -164,20 +164,20 @@ def test_throughput_lines_of_old_releases_count_more() -> None:
 
 
 def test_the_lab_without_calibration() -> None:
-    """Recomputation slowest, TP2PP4 third, every row inside the band and too high by about the same."""
+    """Rows that nothing was fitted to, of another lab and the other back end: inside the band, the slowest first."""
     assert sorted(LAB, key=_throughput)[:2] == ["TP4PP2+recompute", "TP2PP4"]
     for name, measured in MEASURED.items():
         guess = estimate(QWEN, LAB[name], HARDWARE, LAB_RELEASE)
         assert guess.low_s < _row(name).seconds < guess.high_s
-        assert 1.1 < guess.tflops_per_card / measured < 1.18
+        assert guess.tflops_per_card == pytest.approx(measured, rel=0.06)
 
 
 @pytest.mark.parametrize("pair", [*itertools.combinations(LAB, 2)], ids=" and ".join)
 def test_two_rows_of_the_lab_predict_the_other_two(pair: tuple[str, str]) -> None:
-    """Whichever two: the remaining two come out within 6 %, in the measured order."""
+    """Whichever two: the remaining two come out within 8 %, in the measured order."""
     done = fit([_row(name) for name in pair], HARDWARE).hardware
     for name, measured in MEASURED.items():
-        assert _throughput(name, done) == pytest.approx(measured, rel=0.06)
+        assert _throughput(name, done) == pytest.approx(measured, rel=0.08)
     assert sorted(LAB, key=lambda name: _throughput(name, done))[:2] == ["TP4PP2+recompute", "TP2PP4"]
 
 
@@ -306,5 +306,5 @@ def test_hardware_that_cannot_be_meant(change: dict[str, object], sentence: str)
 
 def test_the_ends_of_the_band() -> None:
     slow, fast = HARDWARE.at("low"), HARDWARE.at("high")
-    assert slow.latency_us == Range(80, 80, 80) and fast.latency_us == Range(15, 15, 15)
+    assert slow.latency_us == Range(80, 80, 80) and fast.latency_us == Range(10, 10, 10)
     assert slow.link_gb_s.typical < HARDWARE.link_gb_s.typical < fast.link_gb_s.typical
