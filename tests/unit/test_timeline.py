@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import itertools
 import json
 
 import pytest
@@ -34,7 +35,7 @@ def test_the_trace_is_what_perfetto_reads(name: str) -> None:
             spans[event["pid"], event["tid"]].append((event["ts"], event["ts"] + event["dur"]))
     for found in spans.values():
         found.sort()
-        assert all(one[1] <= two[0] + 0.01 for one, two in zip(found, found[1:], strict=False))
+        assert all(one[1] <= two[0] + 0.01 for one, two in itertools.pairwise(found))
     names = {event["args"]["name"] for event in data["traceEvents"] if event["name"] == "process_name"}
     assert names == {f"stage {stage}" for stage in range(strategy.pp)}
     categories = {event.get("cat") for event in data["traceEvents"]}
@@ -45,7 +46,8 @@ def test_the_trace_is_what_perfetto_reads(name: str) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_every_pass_is_there_once_and_behind_its_input(name: str) -> None:
     strategy = CASES[name]
-    passes = [event for event in trace(QWEN, strategy, hardware())["traceEvents"] if event.get("tid") == 0 and "dur" in event]
+    events = trace(QWEN, strategy, hardware())["traceEvents"]
+    passes = [event for event in events if event["tid"] == 0 and "dur" in event]
     microbatches = strategy.microbatches(QWEN.global_batch)
     assert len(passes) == 2 * microbatches * strategy.chunks * strategy.pp
     ends = {

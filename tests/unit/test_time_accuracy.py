@@ -1,0 +1,108 @@
+"""The time model against published throughput, its band, and jobs beside dense ones."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+import sys
+from pathlib import Path
+
+import pytest
+from strategy_models import EXAMPLES, ROOT, hardware
+
+from mindspeed_dryrun.estimate.hardware import read_hardware
+from mindspeed_dryrun.estimate.operators import read_operators
+from mindspeed_dryrun.estimate.time_model import predict_time
+
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+import time_accuracy
+
+# Tokens a second and card from README tables of Ascend/MindSpeed-LLM, with the flags of the scripts that decide the time.
+ROWS = time_accuracy.read_published(Path(__file__).with_name("published_throughput.jsonl"))
+HARDWARE = hardware()
+DENSE = (
+    "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --sequence-parallel --num-layers 8 --hidden-size 2048 "
+    "--ffn-hidden-size 8192 --num-attention-heads 16 --seq-length 4096 --micro-batch-size 1 --global-batch-size 32 "
+    "--vocab-size 32000 --swiglu --use-fused-swiglu --use-flash-attn --use-fused-rmsnorm --normalization RMSNorm "
+    "--use-fused-rotary-pos-emb --bf16 --use-distributed-optimizer"
+).split()
+EXPERTS = "--num-experts 32 --moe-router-topk 4 --moe-intermediate-size 1024 --expert-model-parallel-size 4".split()
+
+
+def _seconds(*more: str) -> float:
+    return predict_time([*DENSE, *more], 16, HARDWARE).iteration_s
+
+
+def test_published_rows_are_predicted() -> None:
+    """All 23 within 15 %, half of them within 7 %."""
+    errors = [abs(row.error(HARDWARE)) for row in ROWS]
+    assert len(errors) == 23 and statistics.median(errors) < 0.07 and max(errors) < 0.15
+
+
+def test_the_band_is_what_errors_left_out_justify() -> None:
+    """Figures fitted without a family predict it: nine of ten inside the printed band, which is not wider than needed."""
+    held = time_accuracy.left_out(ROWS, HARDWARE)
+    assert HARDWARE.error is not None
+    assert statistics.median(map(abs, held)) < 0.07
+    inside = sum(1 / (1 + HARDWARE.error) <= 1 + error <= 1 + HARDWARE.error for error in held)
+    assert inside >= 0.9 * len(held)
+    assert HARDWARE.error == pytest.approx(time_accuracy.band(held), abs=0.01)
+
+
+def test_the_file_holds_the_fitted_figures() -> None:
+    fitted = time_accuracy.fit(ROWS, HARDWARE)
+    assert set(HARDWARE.fitted) == set(time_accuracy.PRIORS)
+    for name in HARDWARE.fitted:
+        assert getattr(HARDWARE, name).typical == pytest.approx(getattr(fitted, name).typical, rel=0.02)
+
+
+def test_flags_cost_what_they_run() -> None:
+    plain = _seconds()
+    assert _seconds("--use-ascend-mc2") < plain
+    assert _seconds("--gelu-tanh") > plain
+    assert _seconds("--sliding-window", "1024") < plain
+    assert _seconds("--output-logit-softcapping", "30") > plain
+    assert _seconds("--recompute-activation-function") > plain
+    assert _seconds("--overlap-grad-reduce") < plain
+
+
+def test_small_heads_cost_as_many_scores() -> None:
+    """Twice the heads of half the size: the same products, twice the scores."""
+    assert _seconds("--num-attention-heads", "32") > _seconds()
+
+
+def test_mixtures_and_latent_attention_have_a_time() -> None:
+    dense = predict_time(DENSE, 16, HARDWARE)
+    mixture = predict_time([*DENSE, *EXPERTS], 16, HARDWARE)
+    latent = predict_time([*DENSE, "--multi-latent-attention", "--kv-lora-rank", "256"], 16, HARDWARE)
+    for one in (dense, mixture, latent):
+        assert 0 < one.low_s < one.iteration_s < one.high_s
+        assert one.tokens_per_s_per_card == pytest.approx(32 * 4096 / one.iteration_s / 16)
+        assert 0 < one.tflops_per_card < 353.9
+    # No mixture was among the rows: its band is wider than the fitted one.
+    assert mixture.high_s / mixture.low_s > 1.5 * dense.high_s / dense.low_s
+    assert set(dense.to_json()) >= {"iteration_s", "low_s", "high_s", "tokens_per_s_per_card"}
+
+
+def test_more_routed_experts_take_longer() -> None:
+    few, many = (_seconds(*EXPERTS, "--moe-router-topk", topk) for topk in ("2", "8"))
+    assert many > few
+    front = _seconds(*EXPERTS, "--first-k-dense-replace", "4")
+    assert front != _seconds(*EXPERTS)
+
+
+def test_operators_are_read() -> None:
+    found = read_operators([*DENSE, *EXPERTS, "--moe-tp-extend-ep", "--n-shared-experts", "2", "--use-mc2"])
+    assert found.experts is not None and found.fused_collectives
+    assert (found.experts.parallel, found.experts.tensor, found.experts.shared_ffn) == (8, 1, 2048)
+
+
+@pytest.mark.parametrize("path", sorted((EXAMPLES / "hardware").glob("*.yaml")), ids=lambda path: path.stem)
+def test_hardware_files_are_consistent(path: Path) -> None:
+    found = read_hardware(path)
+    assert found.usable_mb < found.total_mb < found.hbm_mb
+    for name in ("matmul_tflops", "memory_gb_s", "attention_gscores_s"):
+        assert getattr(found, name).low < getattr(found, name).typical < getattr(found, name).high
+    seconds = predict_time(DENSE, 16, dataclasses.replace(found, error=None))
+    assert seconds.low_s < seconds.iteration_s < seconds.high_s
