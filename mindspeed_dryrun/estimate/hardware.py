@@ -155,11 +155,10 @@ def build_hardware(data: dict[str, Any], where: str) -> Hardware:
         file = HardwareFile.model_validate(data)
     except ValidationError as error:
         raise UsageError(_sentence(error, data, where)) from None
-    values = {name: getattr(file, name) for name in HardwareFile.model_fields if name not in (*RANGES, "hbm_gb")}
-    values["link_cards"] = file.link_cards or file.cards_per_node
-    return Hardware(
-        **values, hbm_mb=int(file.hbm_gb * 1024), **{name: Range(*getattr(file, name)) for name in RANGES}
-    )
+    values: dict[str, Any] = {name: getattr(file, name) for name in HardwareFile.model_fields if name != "hbm_gb"}
+    values |= {name: Range(*values[name]) for name in RANGES}
+    values |= {"link_cards": file.link_cards or file.cards_per_node, "hbm_mb": int(file.hbm_gb * 1024)}
+    return Hardware(**values)
 
 
 def _sentence(error: ValidationError, data: dict[str, Any], where: str) -> str:
