@@ -21,7 +21,7 @@ from mindspeed_dryrun.errors import UsageError
 from mindspeed_dryrun.estimate.hardware import Hardware
 from mindspeed_dryrun.estimate.operators import Operators, read_operators
 from mindspeed_dryrun.estimate.strategy import Strategy, read_strategy
-from mindspeed_dryrun.estimate.time_model import iteration_seconds
+from mindspeed_dryrun.estimate.time_model import USUAL, iteration_seconds
 from mindspeed_dryrun.megatron.model_shape import ModelShape, read_shape
 
 # Prior spread of the factors (logarithmic; little is known of the last) and spread of a measured iteration.
@@ -44,7 +44,7 @@ class Row:
     shape: ModelShape
     strategy: Strategy
     seconds: float
-    operators: Operators = Operators()
+    operators: Operators = USUAL
 
 
 @dataclass(frozen=True)
