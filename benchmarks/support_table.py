@@ -119,12 +119,13 @@ def main() -> None:
         "--only", action="append", default=[], metavar="PATTERN", help="scripts by their path in the folder"
     )
     parser.add_argument("--jobs", type=int, default=1, help="ranks at a time")
+    parser.add_argument("--ranks", default="auto", help="as in `launch`: auto (every rank class), all, or a list")
     parser.add_argument("--timeout", type=float, default=900.0, metavar="S", help="for each rank")
     args = parser.parse_args()
     rows_file = args.records / "rows.json"
     rows = {row["script"]: Row(**row) for row in json.loads(rows_file.read_text())} if rows_file.is_file() else {}
     args.records.mkdir(parents=True, exist_ok=True)
-    options = LaunchOptions(trainer="script", jobs=args.jobs, timeout_s=args.timeout)
+    options = LaunchOptions(trainer="script", jobs=args.jobs, timeout_s=args.timeout, ranks=args.ranks)
     for script in training_scripts(args.folder, args.only):
         row = row_of(script, args.folder, options, args.records)
         rows[row.script] = row
