@@ -13,6 +13,11 @@ A file:
         why: what it is for
         without: what happens without it
         trainers: [script, embedded]   # default: both
+        called: always                 # or never (default), or a list of conditions on flags (`rank/patch_calls.py`): a
+                                       # patch that should have been called and was not stops the run
+        purpose: batch sizes           # patches of one purpose stand for each other: one of them must have been called
+        moved_to: [MODULE:ATTRIBUTE]   # where later releases have the target; the first that is there is taken
+        since: 2.3.0                   # first release of the package that has the target
 """
 
 from __future__ import annotations
@@ -23,11 +28,13 @@ from typing import Any
 
 from mindspeed_dryrun.errors import UsageError
 from mindspeed_dryrun.rank import installed
+from mindspeed_dryrun.rank.patch_calls import Called
 
 ACTIONS = ("return", "set", "skip", "return_argument", "handler", "hide")
 TRAINERS = ("script", "embedded")
 _FILE_FIELDS = {"project", "package", "versions", "patches"}
-_PATCH_FIELDS = {"name", "target", "package", "versions", "why", "without", "trainers", *ACTIONS}
+_PATCH_FIELDS = {"name", "target", "package", "versions", "why", "without", "trainers", "called", "purpose", "moved_to",
+                 "since", *ACTIONS}  # fmt: skip
 
 
 def built_in_files() -> list[Path]:
@@ -56,13 +63,20 @@ def for_trainer(patches: Iterable[dict[str, Any]], trainer: str) -> list[dict[st
 
 
 def state(patch: dict[str, Any]) -> str:
-    """`applies`, `applies, version not known`, `target missing` or `not installed`, without importing upstream."""
+    """`applies`, `applies, version not known`, `not needed`, `target missing` or `not installed`, without importing upstream."""
     module, _, attribute = str(patch["target"]).partition(":")
     package = str(patch["package"])
     if not installed.has_package(package):
         return "not installed"
     if "hide" in patch:
         return "applies"
+    version = installed.version(package)
+    if patch.get("since") and version and installed.number(version) < installed.number(str(patch["since"])):
+        return "not needed"
+    for target in patch.get("moved_to", ()):
+        if installed.mentions(*str(target).split(":")):
+            module, _, attribute = str(target).partition(":")
+            break
     if not installed.has_module(module) or installed.has_attribute(module, attribute) is False:
         return "target missing"
     known = patch["versions"]
@@ -100,6 +114,10 @@ def _checked(entry: Any, content: dict[str, Any], file: Path) -> dict[str, Any]:
     trainers = entry.get("trainers", list(TRAINERS))
     if not isinstance(trainers, list) or not set(trainers) <= set(TRAINERS):
         raise UsageError(f"{where}: `trainers` must be a list out of {', '.join(TRAINERS)}.")
+    try:
+        Called.read(entry.get("called", "never"))
+    except UsageError as error:
+        raise UsageError(f"{where}: {error}") from None
     return {
         **entry,
         "project": content.get("project", file.stem),

@@ -73,6 +73,25 @@ def _assigned_version(file: Path) -> str | None:
     return found.group(1) if found else None
 
 
+def number(text: str) -> tuple[int, ...]:
+    """`2.3.0` or `26.0.0dev0` as numbers that can be compared."""
+    return tuple(int(part) for part in re.findall(r"\d+", text.partition("dev")[0]))
+
+
+def mentions(module: str, path: str) -> bool:
+    """Whether a module could have `a.b.c`: its source names `a`, or does not say (star imports, `__getattr__`, C).
+
+    A look at the text: a rank asks this of every target before it starts, and parsing them would take a second.
+    """
+    if not has_module(module):
+        return False
+    file = origin(module)
+    if file is None:
+        return True
+    text = file.read_text(encoding="utf-8", errors="replace")
+    return bool(re.search(rf"\b{re.escape(path.split('.')[0])}\b|import \*|__getattr__", text))
+
+
 def has_attribute(module: str, path: str) -> bool | None:
     """Whether a module's source defines or imports `a.b.c`; None where the source does not say (star imports, C)."""
     file = origin(module)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import importlib
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -21,7 +22,9 @@ from types import ModuleType
 from typing import Any
 
 from mindspeed_dryrun.errors import DryRunError
+from mindspeed_dryrun.megatron.arguments import read_flags
 from mindspeed_dryrun.rank import installed
+from mindspeed_dryrun.rank.patch_calls import Called, sentence
 
 MANAGER = "mindspeed.patch_utils"
 _ABSENT = object()
@@ -53,6 +56,7 @@ class _State:
     held: int = 0
     queue: list[Patch] = field(default_factory=list)
     hidden: set[str] = field(default_factory=set)
+    calls: Counter[str] = field(default_factory=Counter)  # by patch name
     callbacks: dict[str, list[Callable[[], None]]] = field(default_factory=dict)  # by module
     finder: _Finder | None = None
 
@@ -107,11 +111,40 @@ def failures() -> list[DriftError]:
     return list(_state.failures)
 
 
+def calls() -> dict[str, int]:
+    """How often each patched function was called; 0 for a patch that waits for its module or was never reached."""
+    waiting = [str(patch["name"]) for patches in _state.waiting.values() for patch in patches if not patch.get("internal")]
+    return {name: _state.calls[name] for name in waiting}
+
+
+def check_calls(args: Sequence[str]) -> None:
+    """Raises DriftError for a patch that these trainer arguments ask for and that upstream never called.
+
+    Patches of one `purpose` stand for each other: which of them upstream goes through differs by release.
+    """
+    flags = read_flags(args)
+    waiting = [patch for patches in _state.waiting.values() for patch in patches]
+    reached = {patch.get("purpose") or patch["name"] for patch in waiting if _state.calls[str(patch["name"])]}
+    for patch in waiting:
+        called = Called.read(patch.get("called", "never"))
+        if called.asked_for(flags) and (patch.get("purpose") or patch["name"]) not in reached:
+            raise DriftError(sentence(patch, called))
+
+
+def _resolved(patch: Patch) -> Patch:
+    """The patch with the target that is there: `moved_to` names where later releases have it."""
+    for target in patch.get("moved_to", ()):
+        if installed.mentions(*str(target).split(":")):
+            return {**patch, "target": target}
+    return patch
+
+
 def _wait_for(patches: Sequence[Patch]) -> None:
     for patch in patches:
-        if patch["name"] in _state.known:
+        if patch["name"] in _state.known or not _in_range(patch):
             continue
-        module, _ = target_of(patch)
+        patch = patch if patch.get("hide") else _resolved(patch)
+        module, attribute = target_of(patch)
         if patch.get("hide"):
             _state.known.add(patch["name"])
             _state.hidden.add(module)
@@ -121,10 +154,19 @@ def _wait_for(patches: Sequence[Patch]) -> None:
             continue
         if not loaded and not installed.has_module(module):
             raise _drift(patch, f"there is no module {module}")
+        if not loaded and not installed.mentions(module, attribute):
+            # Not left to the import: a module that upstream has moved may never be imported, and nobody would miss the patch.
+            raise _drift(patch, f"{module} has no {attribute}")
         _state.known.add(patch["name"])
         _state.waiting.setdefault(module, []).append(patch)
         if loaded:
             _apply_or_queue(patch)
+
+
+def _in_range(patch: Patch) -> bool:
+    """Whether the installed release is one that this patch is for; one of unknown version is."""
+    since, version = patch.get("since"), installed.version(_package(patch)) if patch.get("since") else None
+    return not since or not version or installed.number(version) >= installed.number(str(since))
 
 
 def _package(patch: Patch) -> str:
@@ -152,7 +194,7 @@ def _apply_or_queue(patch: Patch) -> None:
 def _drift(patch: Patch, what: str) -> DriftError:
     package = _package(patch)
     error = DriftError(
-        f"patch {patch['name']}: target {patch['target']} is gone ({what}; installed: {package} "
+        f"Patch {patch['name']}: target {patch['target']} is gone ({what}; installed: {package} "
         f"{installed.version(package) or 'of unknown version'}, known on: {', '.join(patch.get('versions', ())) or '?'}). "
         f"Write a patch for this version and pass it with --patches, or use a version that is known."
     )
@@ -194,7 +236,8 @@ def _replacement(patch: Patch, value: Any) -> Any:
 def _new_function(patch: Patch, function: Callable[..., Any]) -> Any:
     if "handler" in patch:
         module, _, name = str(patch["handler"]).partition(":")
-        return getattr(importlib.import_module(module), name)(function)
+        new = getattr(importlib.import_module(module), name)(function)
+        return new if patch.get("internal") else _counted(str(patch["name"]), new)
     answer, argument = patch.get("return"), patch.get("return_argument")
 
     def replaced(*args: Any, **kwargs: Any) -> Any:
@@ -203,7 +246,18 @@ def _new_function(patch: Patch, function: Callable[..., Any]) -> Any:
         return answer
 
     functools.update_wrapper(replaced, function, updated=())
-    return replaced
+    return _counted(str(patch["name"]), replaced)
+
+
+def _counted(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    count = _state.calls
+
+    @functools.wraps(function)
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        count[name] += 1
+        return function(*args, **kwargs)
+
+    return counted
 
 
 def _restore(applied: _Applied) -> None:

@@ -133,4 +133,5 @@ def finish() -> None:
 
     for failure in engine.failures():
         raise failure
-    progress.phase("finished", patches=engine.applied_names())
+    engine.check_calls(sys.argv[1:])
+    progress.phase("finished", patches=engine.applied_names(), calls=engine.calls())

@@ -125,9 +125,8 @@ def test_undo_stops_waiting(project: Callable[..., None]) -> None:
 
 def test_a_target_that_is_gone_names_patch_target_and_version(project: Callable[..., None], tmp_path: Path) -> None:
     project(upstream__core="def g():\n    return 1\n", setup="__version__ = '2.5'\n")
-    engine.install([patch("needs-f", "upstream.core:f", skip=True)])
-    with pytest.raises(engine.DriftError, match=r"needs-f.*upstream\.core:f.*2\.5.*1\.0") as error:
-        imported("upstream.core")
+    with pytest.raises(engine.DriftError, match=r"Patch needs-f.*upstream\.core:f.*2\.5.*1\.0") as error:
+        engine.install([patch("needs-f", "upstream.core:f", skip=True)])
     assert engine.failures() == [error.value]
 
 
@@ -144,7 +143,7 @@ def test_a_project_that_is_not_installed_needs_no_patch(project: Callable[..., N
 
 
 def test_drift_that_upstream_swallows_is_remembered(project: Callable[..., None]) -> None:
-    project(upstream="", user="try:\n    import upstream\nexcept Exception:\n    pass\n")
+    project(upstream="def f(): ...\ndel f\n", user="try:\n    import upstream\nexcept Exception:\n    pass\n")
     engine.install([patch("p", "upstream:f", skip=True)])
     imported("user")
     assert len(engine.failures()) == 1
@@ -239,3 +238,50 @@ def test_a_class_replaced_by_the_manager_is_patched_anew(project: Callable[..., 
     imported("mindspeed.patch_utils").Patch("upstream.Model", Better).apply_patch()
     assert upstream.Model is Better
     assert upstream.Model().run() == ("loud", "new")
+
+
+CALLED = ["--stage=sft --tensor-model-parallel-size>1"]
+ASKED = ["--micro-batch-size", "1", "--stage", "sft", "--tensor-model-parallel-size", "2"]
+
+
+@pytest.mark.parametrize(("called", "args", "stops"), [
+    ("always", ASKED, True), ("always", [], False), ("never", ASKED, False), (CALLED, ASKED, True),
+    (CALLED, ["--stage", "dpo", "--tensor-model-parallel-size", "2"], False), (CALLED, ["--stage", "sft"], False),
+])  # fmt: skip
+def test_a_patch_that_upstream_no_longer_calls_stops_the_run(
+    project: Callable[..., None], called: Any, args: list[str], stops: bool
+) -> None:
+    project(upstream="def f():\n    return 1\ndef train(call):\n    return f() if call else 0\n")
+    engine.install([patch("p", "upstream:f", skip=True, called=called)])
+    train = imported("upstream").train
+    train(False)
+    if stops:
+        with pytest.raises(engine.DriftError, match="Patch p was never called"):
+            engine.check_calls(args)
+    else:
+        engine.check_calls(args)
+    train(True)
+    engine.check_calls(args)
+    assert engine.calls() == {"p": 1}
+
+
+def test_patches_of_one_purpose_stand_for_each_other(project: Callable[..., None]) -> None:
+    project(upstream="def old(): ...\ndef new(): ...\n")
+    both = [patch(name, f"upstream:{name}", skip=True, called="always", purpose="sizes") for name in ("old", "new")]
+    engine.install(both)
+    imported("upstream").new()
+    engine.check_calls(ASKED)
+
+
+def test_a_target_that_moved_is_missed_even_where_its_old_module_is_never_imported(project: Callable[..., None]) -> None:
+    project(upstream__api="", upstream__graph="def jit(): ...\n")
+    with pytest.raises(engine.DriftError, match=r"Patch p.*upstream\.api has no jit"):
+        engine.install([patch("p", "upstream.api:jit", skip=True)])
+    engine.install([patch("q", "upstream.api:jit", moved_to=["upstream.graph:jit"], **{"return": 5})])
+    assert imported("upstream.graph").jit() == 5
+
+
+def test_a_patch_for_later_releases_is_left_out_of_an_earlier_one(project: Callable[..., None]) -> None:
+    project(other__here="def f(): ...\n", setup="__version__ = '2.2.0'\n")
+    engine.install([patch("p", "other.not_yet:f", skip=True, since="2.3.0")])
+    assert engine.calls() == {}

@@ -43,8 +43,11 @@ class InstructionSamples:
         if self.args.is_pairwise_dataset:
             return {f"{side}_{name}": ones.copy() for side in ("chosen", "rejected") for name in names}
         sample = {name: ones.copy() for name in names}
-        if self.args.reset_position_ids:
+        if self.args.reset_position_ids or self.args.reset_attention_mask:
             sample["position_ids"] = numpy.arange(self.args.seq_length, dtype=numpy.int64)
+        if self.args.reset_attention_mask:  # ends of the documents, -1 where there is no more; read from 2.3.0 on
+            sample["actual_seq_len"] = numpy.full(self.args.seq_length, -1, dtype=numpy.int64)
+            sample["actual_seq_len"][0] = self.args.seq_length
         return sample
 
 
