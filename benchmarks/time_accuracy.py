@@ -71,7 +71,7 @@ def read_published(path: Path) -> list[PublishedRow]:
                 name=f"{data['model']} {data['params']}",
                 family=data["model"],
                 shape=shape,
-                strategy=read_strategy(args, data["cards"], shape),
+                strategy=read_strategy(args, data["cards"]),
                 operators=read_operators(args),
                 seconds=shape.global_batch * shape.seq / data["published"] / data["cards"],
             )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from mindspeed_dryrun.record.model import EngineSummary, JobSummary, Parallel, RankReport, Report
+from mindspeed_dryrun.megatron.layout import Parallel
+from mindspeed_dryrun.record.model import EngineSummary, JobSummary, RankReport, Report
 
 ARGS = (
     "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --sequence-parallel --num-layers 28 "

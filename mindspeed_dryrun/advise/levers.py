@@ -18,8 +18,9 @@ from typing import Any
 from mindspeed_dryrun.errors import UsageError
 from mindspeed_dryrun.launch.job import Job, understand
 from mindspeed_dryrun.launch.msrun_call import MsrunCall
-from mindspeed_dryrun.megatron.arguments import Flags, override_args
-from mindspeed_dryrun.record.model import JobSummary, Parallel, RankReport, Report
+from mindspeed_dryrun.megatron.arguments import Arguments, override_args
+from mindspeed_dryrun.megatron.layout import Parallel, held_microbatches
+from mindspeed_dryrun.record.model import JobSummary, RankReport, Report
 from mindspeed_dryrun.report import view
 from mindspeed_dryrun.report.explain import STATIC, Explanation
 
@@ -133,7 +134,7 @@ def _by_model(job: Job, changed: Job, stage: int, peak: int) -> float | None:
 
     try:
         shape = read_shape(job.args)
-        now, new = (read_strategy(one.args, one.world_size, shape) for one in (job, changed))
+        now, new = (read_strategy(one.args, one.world_size) for one in (job, changed))
     except UsageError:
         return None
     model = MemoryModel(shape, [now, new])
@@ -189,7 +190,7 @@ def _changes(job: Job, parts: _Parts, stage: int, ranks: Sequence[RankReport]) -
 
 
 def _recomputations(job: Job, parts: _Parts) -> Iterator[_Change]:
-    flags = job.flags
+    flags = job.arguments
     held = parts.layers * parts.in_flight  # layers whose activations are held at once
     if not parts.in_layers or (job.recompute or "").startswith("full"):
         return
@@ -279,7 +280,7 @@ def _layout_flags(job: Job, now: Parallel, new: Parallel) -> tuple[str, ...]:
     ):
         if old != wanted:
             flags += [name, str(wanted)]
-    if new.tp > 1 and now.tp == 1 and not job.flags.has("--sequence-parallel"):
+    if new.tp > 1 and now.tp == 1 and not job.arguments.has("--sequence-parallel"):
         flags.append("--sequence-parallel")
     return tuple(flags)
 
@@ -299,13 +300,13 @@ def _with_layout(job: Job, parts: _Parts, stage: int, new: Parallel) -> float | 
     # rank's blocks, so not computed. The same for sequence-replicated activations under more TP.
     if (new.pp == 1 and now.pp > 1) or now.vpp or not parts.layer_weight or stage not in (0, now.pp - 1):
         return None
-    if new.tp != now.tp and now.tp > 1 and not job.flags.has("--sequence-parallel"):
+    if new.tp != now.tp and now.tp > 1 and not job.arguments.has("--sequence-parallel"):
         return None
     shrink_tp = now.tp / new.tp
     shrink = shrink_tp * now.cp / new.cp
     layers = parts.layers * now.pp / new.pp
     microbatches = job.global_batch // (job.micro_batch * new.dp)
-    in_flight = 1 if last else min(new.pp, microbatches)
+    in_flight = held_microbatches(new.pp, None, new.pp - 1 if last else 0, microbatches)[0]
     weights = (parts.layer_weight * layers + parts.outside_weight) * shrink_tp
     static = weights * parts.static_per_weight
     if job.distributed_optimizer:
@@ -321,7 +322,7 @@ def _with_layout(job: Job, parts: _Parts, stage: int, new: Parallel) -> float | 
 
 def _uneven_split(job: Job, parts: _Parts, stage: int, ranks: Sequence[RankReport]) -> _Change | None:
     pp = job.parallel.pp
-    if pp == 1 or job.parallel.vpp or job.flags.has("--num-layer-list") or not parts.layer_weight:
+    if pp == 1 or job.parallel.vpp or job.arguments.has("--num-layer-list") or not parts.layer_weight:
         return None
     peaks: dict[int, int] = {}
     for rank in ranks:
@@ -334,8 +335,8 @@ def _uneven_split(job: Job, parts: _Parts, stage: int, ranks: Sequence[RankRepor
         return None
 
     def layer_cost(at: int) -> float:
-        in_flight = min(pp - at, job.microbatches)
-        held = _hidden_bytes(job, job.flags) if (job.recompute or "").startswith("full") else parts.layer_activation
+        (in_flight,) = held_microbatches(pp, None, at, job.microbatches)
+        held = _hidden_bytes(job, job.arguments) if (job.recompute or "").startswith("full") else parts.layer_activation
         return parts.layer_weight * parts.static_per_weight + held * in_flight
 
     others = max((peak for index, peak in peaks.items() if index not in (stage, to)), default=0)
@@ -358,12 +359,12 @@ def _uneven_split(job: Job, parts: _Parts, stage: int, ranks: Sequence[RankRepor
     )
 
 
-def _hidden_bytes(job: Job, flags: Flags) -> int:
+def _hidden_bytes(job: Job, flags: Arguments) -> int:
     """The hidden states between two layers on one rank: 2 bytes each, 4 without --bf16 and --fp16."""
     width = 2 if flags.has("--bf16") or flags.has("--fp16") else 4
     size = job.seq_length * job.micro_batch * _number(flags, "--hidden-size") * width // job.parallel.cp
     return size // job.parallel.tp if flags.has("--sequence-parallel") else size
 
 
-def _number(flags: Flags, name: str) -> int:
+def _number(flags: Arguments, name: str) -> int:
     return flags.number(name) or 0

@@ -31,9 +31,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Reads, searches, writes, prints."""
-    from mindspeed_dryrun.launch.job import override_args
+    from mindspeed_dryrun.estimate.operators import read_operators
     from mindspeed_dryrun.launch.run import LaunchOptions
     from mindspeed_dryrun.launch.script import capture
+    from mindspeed_dryrun.megatron.arguments import override_args
     from mindspeed_dryrun.megatron.model_shape import read_shape
     from mindspeed_dryrun.report.text import duration, say
     from mindspeed_dryrun.search import results
@@ -62,7 +63,10 @@ def run(args: argparse.Namespace) -> int:
         left = f", about {duration(progress.seconds_left)} left" if progress.seconds_left else ""
         say(f"[{progress.dry_runs + 1}] {progress.phase}: {progress.what}{left}")
 
-    search = Search(shape, listed, plan.hardware, budget_mb, measure, plan.winners, on_progress, plan.space.per_stage)
+    operators = read_operators(call.program_args)
+    search = Search(
+        shape, listed, plan.hardware, budget_mb, measure, plan.winners, on_progress, plan.space.per_stage, operators
+    )
     if args.plan_only:
         found = search.result
         print(f"{found.considered} strategies, {found.struck_out} struck out by the lower bound. The fastest of the rest:")

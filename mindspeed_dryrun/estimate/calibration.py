@@ -124,7 +124,7 @@ def row_of_log(path: Path, args: Sequence[str] = (), world: int | None = None) -
     shape = read_shape(used)
     seconds = log.seconds
     assert seconds is not None
-    return Row(path.name, shape, read_strategy(used, size, shape), seconds, read_operators(used))
+    return Row(path.name, shape, read_strategy(used, size), seconds, read_operators(used))
 
 
 def fit(rows: Sequence[Row], hardware: Hardware) -> Fit:

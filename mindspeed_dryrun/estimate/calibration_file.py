@@ -33,7 +33,7 @@ def read_rows(path: Path) -> list[Row]:
         sets = {**section.variables("set"), **one.variables("set")}
         job = job_of(script, Variant("", sets, (*section.words("args"), *one.words("args"))))
         shape = read_shape(job.args)
-        strategy = read_strategy(job.args, job.world_size, shape)
+        strategy = read_strategy(job.args, job.world_size)
         if given[0] == "log":
             seconds = read_log(path.parent / one.text("log")).seconds or 0.0
         elif given[0] == "iteration_ms":

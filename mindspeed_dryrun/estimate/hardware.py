@@ -55,6 +55,14 @@ class Hardware:
     calibrated: tuple[str, ...] = ()  # the rows that the efficiencies were fitted to
     error: float | None = None  # relative; nine of ten jobs like the fitted ones stay within it
 
+    @property
+    def trust(self) -> str:
+        """How far predicted times can be trusted, in a few words."""
+        if self.error is None:
+            return "not calibrated"
+        fitted = "calibrated" if self.calibrated else "fitted to published throughput"
+        return f"{fitted}, ±{100 * self.error:.0f}%"
+
     def at(self, end: str) -> Hardware:
         """All figures at the `low` (slow) or `high` (fast) end of their intervals."""
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from mindspeed_dryrun.estimate.strategy import Strategy
 from mindspeed_dryrun.megatron.model_shape import ModelShape
+from mindspeed_dryrun.megatron.sizes import GRADIENT_BYTES, OPTIMIZER_BYTES, SHARED_MAIN_WEIGHT_BYTES, WEIGHT_BYTES
 
 _MB = 1024.0 * 1024.0
 
@@ -29,10 +30,10 @@ def state_mb(shape: ModelShape, strategy: Strategy, stage: int) -> float:
     """Weights, gradients and optimizer states of a stage."""
     parameters = stage_parameters(shape, strategy, stage)
     if not shape.full_states:
-        return 2.0 * parameters / _MB
+        return WEIGHT_BYTES * parameters / _MB
     replicas = strategy.dp * strategy.cp if strategy.distributed_optimizer else 1
-    optimizer = 12.0 - (2.0 if shape.shared_master else 0.0)
-    return parameters * (6.0 + optimizer / replicas) / _MB
+    optimizer = OPTIMIZER_BYTES - (SHARED_MAIN_WEIGHT_BYTES if shape.shared_master else 0)
+    return parameters * (WEIGHT_BYTES + GRADIENT_BYTES + optimizer / replicas) / _MB
 
 
 def token_share(shape: ModelShape, strategy: Strategy) -> float:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mindspeed_dryrun.megatron.arguments import Flags, read_flags
+from mindspeed_dryrun.megatron.arguments import Arguments
 
 _HYBRID, _ULYSSES = ("hybrid_cp_algo", "hybrid_adaptive_cp_algo"), "ulysses_cp_algo"
 
@@ -67,7 +67,7 @@ class Operators:
 
 def read_operators(args: Sequence[str]) -> Operators:
     """The operators behind a trainer's arguments."""
-    flags = read_flags(args)
+    flags = Arguments(tuple(args))
     cp = flags.positive("--context-parallel-size", 1)
     algorithm = flags.text("--context-parallel-algo") or ""
     ulysses = cp if algorithm == _ULYSSES else 1
@@ -98,7 +98,7 @@ def read_operators(args: Sequence[str]) -> Operators:
     )
 
 
-def _activation(flags: Flags) -> str:
+def _activation(flags: Arguments) -> str:
     if flags.has("--gelu-tanh"):
         return "tanh"
     if flags.has("--swiglu"):
@@ -106,7 +106,7 @@ def _activation(flags: Flags) -> str:
     return "gated" if flags.has("--geglu") else "plain"
 
 
-def _experts(flags: Flags) -> Experts | None:
+def _experts(flags: Arguments) -> Experts | None:
     number = flags.number("--num-experts") or 0
     if number < 2:
         return None
@@ -134,7 +134,7 @@ def _experts(flags: Flags) -> Experts | None:
     )
 
 
-def _latent(flags: Flags) -> Latent | None:
+def _latent(flags: Arguments) -> Latent | None:
     if not (flags.has("--multi-latent-attention") or flags.has("--multi-head-latent-attention")):
         return None
     nope = flags.number("--qk-head-dim") or flags.number("--qk-nope-head-dim") or 128

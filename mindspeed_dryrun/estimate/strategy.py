@@ -5,40 +5,13 @@ from __future__ import annotations
 import functools
 import itertools
 import operator
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from mindspeed_dryrun.errors import UsageError
-from mindspeed_dryrun.megatron.model_shape import ModelShape, value_of
-
-# Flags that a strategy decides. They are taken out of the script's arguments before the strategy's own are added.
-VALUED_FLAGS = (
-    "--tensor-model-parallel-size",
-    "--pipeline-model-parallel-size",
-    "--num-layers-per-virtual-pipeline-stage",
-    "--num-virtual-stages-per-pipeline-rank",
-    "--num-layers",
-    "--noop-layers",
-    "--num-layer-list",
-    "--decoder-first-pipeline-num-layers",
-    "--decoder-last-pipeline-num-layers",
-    "--context-parallel-size",
-    "--context-parallel-algo",
-    "--micro-batch-size",
-    "--recompute-granularity",
-    "--recompute-method",
-    "--recompute-num-layers",
-)
-SWITCHES = (
-    "--sequence-parallel",
-    "--use-distributed-optimizer",
-    "--recompute-activations",
-    "--enable-recompute-layers-per-pp-rank",
-    "--account-for-embedding-in-pipeline-split",
-    "--account-for-loss-in-pipeline-split",
-)
-_RING, _ULYSSES = "megatron_cp_algo", "ulysses_cp_algo"
+from mindspeed_dryrun.megatron.arguments import Arguments, without
+from mindspeed_dryrun.megatron.flags import with_tag
+from mindspeed_dryrun.megatron.layout import RING, ULYSSES, Layout, held_microbatches, read_layout
+from mindspeed_dryrun.megatron.sizes import recompute_granularity
 
 
 @dataclass(frozen=True)
@@ -74,7 +47,7 @@ class Strategy:
     recompute: Recompute = Recompute()
     sequence_parallel: bool = True
     distributed_optimizer: bool = False
-    cp_algorithm: str = _RING
+    cp_algorithm: str = RING
     noop: tuple[int, ...] | None = None  # where the no-op layers are; None: behind the real layers of their chunk
 
     @property
@@ -146,25 +119,15 @@ class Strategy:
         return global_batch // (self.micro_batch * self.dp)
 
     def in_flight(self, stage: int, microbatches: int) -> tuple[int, ...]:
-        """For each chunk of a stage, the microbatches whose activations are held when the warm-up is over.
-
-        Megatron's schedules: 1F1B holds `pp - stage`; the interleaved one runs `2 (pp - stage - 1) + (chunks - 1) pp`
-        passes before the first backward pass, in groups of `pp` microbatches a chunk, and then one more.
-        """
-        if self.chunks == 1:
-            return (min(microbatches, self.pp - stage),)
-        passes = min(microbatches * self.chunks, 2 * (self.pp - stage - 1) + (self.chunks - 1) * self.pp + 1)
-        held = [0] * self.chunks
-        for index in range(passes):
-            held[index // self.pp % self.chunks] += 1
-        return tuple(held)
+        """For each chunk of a stage, the microbatches whose activations are held when the warm-up is over."""
+        return held_microbatches(self.pp, self.chunks if self.chunks > 1 else None, stage, microbatches)
 
     @property
     def name(self) -> str:
         """Short and unique within a search: `TP2 PP4 DP1 MBS1 VPP2 full DO`."""
         words = [f"TP{self.tp}", f"PP{self.pp}", f"DP{self.dp}"]
         if self.cp > 1:
-            words.append(f"CP{self.cp}" + ("u" if self.cp_algorithm == _ULYSSES else ""))
+            words.append(f"CP{self.cp}" + ("u" if self.cp_algorithm == ULYSSES else ""))
         words.append(f"MBS{self.micro_batch}")
         if self.chunks > 1:
             words.append(f"VPP{self.chunks}")
@@ -223,85 +186,39 @@ class Strategy:
 
 def apply(args: Sequence[str], strategy: Strategy) -> tuple[str, ...]:
     """The trainer's arguments with the strategy in place of the script's own."""
-    return (*without_strategy(args), *strategy.arguments())
+    return (*without(args, with_tag("strategy")), *strategy.arguments())
 
 
-def without_strategy(args: Sequence[str]) -> tuple[str, ...]:
-    """The trainer's arguments without the flags that a strategy decides."""
-    kept: list[str] = []
-    skip = False
-    for word in args:
-        if skip:
-            skip = False
-        elif word in VALUED_FLAGS:
-            skip = True
-        elif word not in SWITCHES and word.split("=")[0] not in VALUED_FLAGS:
-            kept.append(word)
-    return tuple(kept)
-
-
-def read_strategy(args: Sequence[str], world: int, shape: ModelShape) -> Strategy:
+def read_strategy(args: Sequence[str], world: int) -> Strategy:
     """The strategy that a trainer's arguments spell out."""
-
-    def number(flag: str, default: int = 1) -> int:
-        value = value_of(args, flag)
-        if value is not None and not re.fullmatch(r"\d+", value):
-            raise UsageError(f"{flag} is '{value}': a whole number is needed.")
-        return int(value) if value else default
-
-    tp, pp = number("--tensor-model-parallel-size"), number("--pipeline-model-parallel-size")
-    cp = number("--context-parallel-size")
-    if world % (tp * pp * cp):
-        raise UsageError(f"{world} cards cannot be divided into TP {tp} × PP {pp} × CP {cp}.")
-    noop = tuple(sorted({int(item) for item in (value_of(args, "--noop-layers") or "").split(",") if item.strip()}))
-    total = shape.layers + len(noop)
-    if value_of(args, "--num-layers-per-virtual-pipeline-stage"):
-        chunks = max(1, total // pp // number("--num-layers-per-virtual-pipeline-stage"))
-    else:
-        chunks = number("--num-virtual-stages-per-pipeline-rank")
-    stages = _stages(args, pp, chunks, total, set(noop))
+    arguments = Arguments(tuple(args))
+    layout = read_layout(arguments, world)
+    sizes = layout.parallel
+    stages = tuple(tuple(map(len, layout.real_layers(stage))) for stage in range(sizes.pp))
     return Strategy(
-        tp=tp,
-        pp=pp,
-        dp=world // (tp * pp * cp),
-        cp=cp,
-        micro_batch=number("--micro-batch-size"),
+        tp=sizes.tp,
+        pp=sizes.pp,
+        dp=sizes.dp,
+        cp=sizes.cp,
+        micro_batch=arguments.positive("--micro-batch-size", 1),
         stages=stages,
-        recompute=_recompute(args, number("--recompute-num-layers"), stages, noop),
-        sequence_parallel="--sequence-parallel" in args,
-        distributed_optimizer="--use-distributed-optimizer" in args,
-        cp_algorithm=value_of(args, "--context-parallel-algo") or _RING,
-        noop=noop or None,
+        recompute=_recompute(arguments, layout, stages),
+        sequence_parallel=arguments.has("--sequence-parallel"),
+        distributed_optimizer=arguments.has("--use-distributed-optimizer"),
+        cp_algorithm=arguments.text("--context-parallel-algo") or RING,
+        noop=tuple(sorted(layout.noop)) or None,
     )
 
 
-def _recompute(
-    args: Sequence[str], number: int, stages: tuple[tuple[int, ...], ...], noop: tuple[int, ...]
-) -> Recompute:
-    granularity = "selective" if "--recompute-activations" in args else value_of(args, "--recompute-granularity")
+def _recompute(arguments: Arguments, layout: Layout, stages: tuple[tuple[int, ...], ...]) -> Recompute:
+    granularity = recompute_granularity(arguments)
+    number = arguments.positive("--recompute-num-layers", 1)
     if granularity != "full":
         return Recompute(granularity or "none")
-    if value_of(args, "--recompute-method") != "block":
+    if arguments.text("--recompute-method") != "block":
         return Recompute("full", number)
     if len(stages[0]) > 1:
-        return Recompute("stage" if "--enable-recompute-layers-per-pp-rank" in args else "block", number)
-    slots = (sum(map(sum, stages)) + len(noop)) // len(stages)
-    firsts = range(0, slots * len(stages), slots)
-    each = tuple(sum(index not in noop for index in range(first, first + min(number, slots))) for first in firsts)
+        return Recompute("stage" if arguments.has("--enable-recompute-layers-per-pp-rank") else "block", number)
+    each = tuple(sum(layer not in layout.noop for layer in chunks[0][:number]) for chunks in layout.stages)
     same = all(own == min(number, *layers) for own, layers in zip(each, stages, strict=True))
-    return Recompute("block", number, () if same or not noop else each)
-
-
-def _stages(args: Sequence[str], pp: int, chunks: int, total: int, noop: set[int]) -> tuple[tuple[int, ...], ...]:
-    listed = value_of(args, "--num-layer-list")
-    if listed:
-        return tuple((int(item),) for item in listed.split(","))
-    if total % (pp * chunks):
-        raise UsageError(f"{total} layers cannot be divided into PP {pp} × {chunks} chunks.")
-    slots = total // (pp * chunks)
-
-    def real(stage: int, chunk: int) -> int:
-        first = (chunk * pp + stage) * slots
-        return sum(index not in noop for index in range(first, first + slots))
-
-    return tuple(tuple(real(stage, chunk) for chunk in range(chunks)) for stage in range(pp))
+    return Recompute("block", number, () if same or not layout.noop else each)

@@ -82,7 +82,7 @@ def predict_time(arguments: Sequence[str], world_size: int, hardware: Hardware) 
     """One iteration of the job that a trainer's arguments spell out: dense, mixture of experts or multi-latent
     attention, either back end. Needs no dry run."""
     shape = read_shape(without(arguments, _OTHER_PARTS))
-    strategy = read_strategy(arguments, world_size, shape)
+    strategy = read_strategy(arguments, world_size)
     return estimate(shape, strategy, hardware, operators=read_operators(arguments))
 
 

@@ -6,40 +6,32 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
 
 from mindspeed_dryrun.launch.job import Job
-from mindspeed_dryrun.megatron.arguments import Flags, join, override_args, pairs, read_flags, without
+from mindspeed_dryrun.megatron import sizes
+from mindspeed_dryrun.megatron.arguments import join, override_args, pairs, without
+from mindspeed_dryrun.megatron.flags import with_tag
 
-_CHECKPOINTS = ("--load", "--pretrained-checkpoint", "--lora-load")
-_DATA = (
-    "--data-path", "--train-data-path", "--valid-data-path", "--test-data-path", "--data-args-path",
-    "--per-split-data-args-path", "--mock-data",
-)  # fmt: skip
-_TOKENIZER_PATHS = ("--tokenizer-name-or-path", "--tokenizer-model", "--vocab-file", "--merge-file")
-_OUTPUTS = (
-    "--save", "--tensorboard-dir", "--wandb-project", "--wandb-exp-name", "--wandb-save-dir", "--data-cache-path",
-    "--non-persistent-save-interval", "--non-persistent-global-ckpt-dir", "--non-persistent-local-ckpt-dir",
-)  # fmt: skip
-_NEED_THOSE = (
-    "--exit-on-missing-checkpoint", "--use-checkpoint-args", "--ckpt-step", "--auto-detect-ckpt-format",
-    "--profile", "--use-pytorch-profiler", "--record-memory-history",
-)  # fmt: skip
+# What the user may be told about: what it is, and the flags that name it.
+_NAMED_INPUTS = (
+    ("checkpoint", ("--load",)),
+    ("data set", ("--data-path", "--train-data-path", "--valid-data-path", "--test-data-path")),
+    ("tokenizer", with_tag("tokenizer")),
+)
 # Without a tokenizer and without a size in the arguments, this many tokens are assumed, and it is said.
 ASSUMED_VOCABULARY = 32000
 
 
 def dry_args(job: Job, args: Sequence[str]) -> tuple[tuple[str, ...], list[str]]:
     """The trainer's arguments without anything that reads or writes the user's files, and what to say about it."""
-    flags = read_flags(args)
     if not job.is_megatron:
         return absolute_paths(args, job.cwd), []
     vocabulary, notes = padded_vocabulary(job)
-    notes = [*checkpoint_notes(job), *_missing(job, flags), *notes]
-    gone = (*_CHECKPOINTS, *_DATA, *_TOKENIZER_PATHS, *_OUTPUTS, *_NEED_THOSE)
+    notes = [*checkpoint_notes(job), *_missing(job), *notes]
+    gone = with_tag("input", "tokenizer", "output")
     result = override_args(
         without(args, gone), ["--mock-data", "--num-workers", "0", "--padded-vocab-size", str(vocabulary)]
     )
@@ -64,28 +56,26 @@ def absolute_paths(args: Sequence[str], cwd: str) -> tuple[str, ...]:
 
 def padded_vocabulary(job: Job) -> tuple[int, list[str]]:
     """The padded size of the vocabulary as the trainer would have it, and what to say if it had to be assumed."""
-    flags = job.flags
-    multiple = flags.positive("--make-vocab-size-divisible-by", 128) * job.parallel.tp
-    padded = flags.number("--padded-vocab-size")
-    if padded:
-        return padded, []
-    size, notes = flags.number("--vocab-size"), list[str]()
-    if not size:
-        size = _tokens(job, flags)
-        if size:
-            notes.append(f"the vocabulary ({size} tokens) is read from the tokenizer's files")
-    if not size:
-        size = multiple if multiple >= 8192 else ASSUMED_VOCABULARY
-        notes.append(
+    arguments, tp = job.arguments, job.parallel.tp
+    known = sizes.read_padded_vocabulary(arguments, tp)
+    if known:
+        return known, []
+    divisible_by = arguments.positive("--make-vocab-size-divisible-by", 128)
+    size = _tokens(job)
+    if size:
+        note = f"the vocabulary ({size} tokens) is read from the tokenizer's files"
+    else:
+        size = divisible_by * tp if divisible_by * tp >= 8192 else ASSUMED_VOCABULARY
+        note = (
             f"the size of the vocabulary is in the tokenizer only, which is not here: {size} tokens are ASSUMED "
             "(say -- --padded-vocab-size N if it is another)"
         )
-    return math.ceil(size / multiple) * multiple, notes
+    return sizes.padded_vocabulary(size, divisible_by, tp), [note]
 
 
-def _tokens(job: Job, flags: Flags) -> int | None:
-    for flag in _TOKENIZER_PATHS[:2]:
-        for word in flags.values.get(flag, ())[:1]:
+def _tokens(job: Job) -> int | None:
+    for flag in ("--tokenizer-name-or-path", "--tokenizer-model"):
+        for word in job.arguments.values.get(flag, ())[:1]:
             path = Path(job.cwd, word)
             folder = path if path.is_dir() else path.parent
             try:
@@ -98,14 +88,14 @@ def _tokens(job: Job, flags: Flags) -> int | None:
     return None
 
 
-def _missing(job: Job, flags: Flags) -> list[str]:
-    notes = []
-    for what, names in (("checkpoint", _CHECKPOINTS[:1]), ("data set", _DATA[:4]), ("tokenizer", _TOKENIZER_PATHS)):
-        named = [" ".join(flags.values[name]) for name in names if flags.values.get(name)]
+def _missing(job: Job) -> list[str]:
+    notes, values = [], job.arguments.values
+    for what, names in _NAMED_INPUTS:
+        named = [" ".join(values[name]) for name in names if values.get(name)]
         absent = [word for word in named if not _there(job, word)]
         if absent:
             notes.append(f"the {what} '{absent[0]}' is not here, and a dry run does not need it")
-    if flags.has("--variable-seq-lengths"):
+    if job.arguments.has("--variable-seq-lengths"):
         notes.append(f"every sample is counted with the full --seq-length {job.seq_length} (--variable-seq-lengths)")
     return notes
 
@@ -120,7 +110,7 @@ def _there(job: Job, word: str) -> bool:
 
 def checkpoint_notes(job: Job) -> list[str]:
     """A checkpoint that is there but was converted for another TP or PP: a real run would fail to load it."""
-    words = job.flags.values.get("--load", ())
+    words = job.arguments.values.get("--load", ())
     if len(words) != 1:
         return []
     found = checkpoint_layout(Path(job.cwd, words[0]))

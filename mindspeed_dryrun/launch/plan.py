@@ -19,7 +19,7 @@ from mindspeed_dryrun.launch import patch_catalogue as catalogue
 from mindspeed_dryrun.launch.job import Job
 from mindspeed_dryrun.launch.mock_inputs import dry_args
 from mindspeed_dryrun.launch.msrun_call import OPTIONS
-from mindspeed_dryrun.launch.rank_classes import RankClass, place, rank_classes
+from mindspeed_dryrun.launch.rank_classes import RankClass, rank_classes
 from mindspeed_dryrun.launch.short_run import short_args
 from mindspeed_dryrun.launch.trainers import Trainer, choose_trainer
 from mindspeed_dryrun.rank import activation as config
@@ -231,7 +231,7 @@ def check_results(plan: Plan, report: Report) -> None:
     for rank, representative in plan.checks:
         mine, theirs = used_peak_mb.get(rank), used_peak_mb.get(representative)
         if mine != theirs:
-            at = place(plan.job, rank)
+            at = plan.job.layout.place(rank)
             raise DryRunError(
                 f"Rank {rank} (TP {at.tp}, CP {at.cp}, DP {at.dp}, stage {at.pp}) used {mine}M and rank {representative}, which "
                 f"stands for it, {theirs}M: the rank classes are wrong for this job. Use --ranks all and report it."

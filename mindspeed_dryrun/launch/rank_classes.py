@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mindspeed_dryrun.launch.job import RING_ALGORITHMS, Job
+from mindspeed_dryrun.launch.job import Job
+from mindspeed_dryrun.megatron.layout import RING, RING_ALGORITHMS
 
 
 @dataclass(frozen=True)
@@ -15,28 +16,6 @@ class RankClass:
     represents: tuple[int, ...]
     stage: int
     why: str
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a rank stands in the layout."""
-
-    tp: int
-    cp: int
-    dp: int
-    pp: int
-
-
-def place(job: Job, rank: int) -> Place:
-    """Megatron's order: tensor fastest, then context, data and pipeline (or pipeline before data, if asked for)."""
-    p = job.parallel
-    rank, tp = divmod(rank, p.tp)
-    rank, cp = divmod(rank, p.cp)
-    if job.flags.has("--use-tp-pp-dp-mapping"):
-        dp, pp = divmod(rank, p.pp)
-    else:
-        pp, dp = divmod(rank, p.dp)
-    return Place(tp, cp, dp, pp)
 
 
 def rank_classes(job: Job) -> tuple[RankClass, ...]:
@@ -53,7 +32,7 @@ def rank_classes(job: Job) -> tuple[RankClass, ...]:
         return tuple(RankClass(rank, (rank,), 0, "layout not known") for rank in range(job.world_size))
     groups: dict[tuple[int, int], list[int]] = {}
     for rank in range(job.world_size):
-        where = place(job, rank)
+        where = job.layout.place(rank)
         groups.setdefault((where.pp, _ring_place(job, where.cp)), []).append(rank)
     return tuple(
         RankClass(ranks[0], tuple(ranks), stage, _why(job, stage, ring))
@@ -64,11 +43,11 @@ def rank_classes(job: Job) -> tuple[RankClass, ...]:
 def _ring_place(job: Job, cp: int) -> int:
     """0 first, 1 between, 2 last. The first skips all blocks before its own, the last none, those between some."""
     size = job.parallel.cp
-    algorithm = job.flags.text("--context-parallel-algo") or "megatron_cp_algo"
+    algorithm = job.arguments.text("--context-parallel-algo") or RING
     if size == 1 or algorithm not in RING_ALGORITHMS:
         return 0
-    if algorithm != "megatron_cp_algo":
-        ulysses = job.flags.positive("--ulysses-degree-in-cp", 1)
+    if algorithm != RING:
+        ulysses = job.arguments.positive("--ulysses-degree-in-cp", 1)
         cp, size = cp // ulysses, size // ulysses
     return 0 if cp == 0 else 2 if cp == size - 1 else 1
 
@@ -80,7 +59,7 @@ def _why(job: Job, stage: int, ring: int) -> str:
     words = [f"{count} layer{'' if count == 1 else 's'}"]
     if len(chunks) > 1:
         words[0] += f" in {len(chunks)} chunks"
-    total = job.num_layers // job.parallel.pp if not job.flags.has("--num-layer-list") else count
+    total = sum(len(chunk) for chunk in job.layout.stages[stage])
     if count < total:
         words.append(f"{total - count} no-op")
     if stage == 0:
@@ -90,7 +69,7 @@ def _why(job: Job, stage: int, ring: int) -> str:
     else:
         words.insert(0, "middle stage")
     ring_words = ("first in the ring", "inside the ring", "last in the ring")
-    algorithm = job.flags.text("--context-parallel-algo") or "megatron_cp_algo"
+    algorithm = job.arguments.text("--context-parallel-algo") or RING
     if job.parallel.cp > 1 and algorithm in RING_ALGORITHMS:
         words.append(ring_words[ring])
     return ", ".join(words)

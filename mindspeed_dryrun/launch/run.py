@@ -152,12 +152,12 @@ def not_counted(plan: Plan) -> list[str]:
     if level < 2:
         result.append("operator workspace (level 1 does not ask CANN for it)")
     result.append("HCCL buffers beyond the engine's reserve")
-    if plan.job.flags.has("--use-ascend-coc"):
+    if plan.job.arguments.has("--use-ascend-coc"):
         result.append("buffers of the fused communication kernels (NNAL)")
-    if plan.job.flags.has("--num-experts"):
+    if plan.job.arguments.has("--num-experts"):
         load = "every expert gets the same number of tokens" if plan.moe_imbalance == 1.0 else f"beyond {plan.moe_imbalance:g} ×"
         result.append(f"MoE imbalance ({load})")
-    if plan.job.flags.has("--eval-iters"):
+    if plan.job.arguments.has("--eval-iters"):
         result.append("evaluation between training iterations")
     return result
 

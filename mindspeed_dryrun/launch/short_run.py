@@ -8,18 +8,9 @@ from __future__ import annotations
 
 from mindspeed_dryrun.launch.job import Job
 from mindspeed_dryrun.megatron.arguments import override_args, without
+from mindspeed_dryrun.megatron.flags import with_tag
 
 ITERATIONS = 2
-# Schedules whose filling is not the 1F1B one: their full count is run.
-_OTHER_SCHEDULES = ("--schedules-method", "--microbatch-group-size-per-virtual-pipeline-stage", "--use-nanopipe",
-                    "--optimize-send-recv-comm")  # fmt: skip
-# Counted in samples or beyond the second iteration, or they end the run early, or write files.
-_DROPPED = (
-    "--train-samples", "--lr-decay-samples", "--lr-warmup-samples", "--lr-warmup-iters", "--lr-decay-iters",
-    "--lr-wsd-decay-iters", "--lr-wsd-decay-samples", "--rampup-batch-size", "--exit-interval", "--exit-duration-in-mins",
-    "--iterations-to-skip", "--skip-train", "--train-epochs",
-)  # fmt: skip
-
 
 def short_args(job: Job, microbatches: str = "auto") -> tuple[tuple[str, ...], int, int]:
     """(arguments, iterations, microbatches per iteration). `all` keeps the job's own number of microbatches."""
@@ -28,7 +19,7 @@ def short_args(job: Job, microbatches: str = "auto") -> tuple[tuple[str, ...], i
     count = job.microbatches if microbatches == "all" else min(job.microbatches, peak_microbatches(job))
     batch = count * job.micro_batch * job.parallel.dp
     args = override_args(
-        without(job.args, _DROPPED),
+        without(job.args, with_tag("length")),
         ["--train-iters", str(ITERATIONS), "--global-batch-size", str(batch), "--eval-iters", "0"],
     )
     return args, ITERATIONS, count
@@ -44,7 +35,7 @@ def peak_microbatches(job: Job) -> int:
     (VPP 2) and 3 PP (VPP 4) stay one buffer below the full run, 4 PP reaches it.
     """
     pp = job.parallel.pp
-    if any(job.flags.has(flag) for flag in _OTHER_SCHEDULES):
+    if job.arguments.has_any(with_tag("filling")):
         return job.microbatches
     if job.parallel.vpp:
         return 4 * pp

@@ -1,25 +1,35 @@
-"""A trainer's argument list as flags and values, the way argparse would read it, and edits to it."""
+"""A trainer's argument list, read as argparse reads it, and edits to it. The one parser of the package."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from mindspeed_dryrun.errors import UsageError
 
 
 @dataclass(frozen=True)
-class Flags:
-    """Flags by name (`--num-layers`) with the words that follow them; the last of two counts."""
+class Arguments:
+    """The words of a command line, with look-ups by flag (`--num-layers`). The last of two equal flags counts."""
 
-    values: Mapping[str, tuple[str, ...]]
+    words: tuple[str, ...]
+
+    @cached_property
+    def values(self) -> Mapping[str, tuple[str, ...]]:
+        """The words after each flag. Words before the first flag are left out."""
+        return {name: tuple(words) for name, words in pairs(self.words) if name}
 
     def has(self, name: str) -> bool:
         """The flag is there, with or without a value."""
         return name in self.values
 
+    def has_any(self, names: Iterable[str]) -> bool:
+        """At least one of the flags is there."""
+        return any(name in self.values for name in names)
+
     def text(self, name: str, default: str | None = None) -> str | None:
-        """The flag's value."""
+        """The flag's value. argparse would refuse a flag whose value is missing, and so does this."""
         if name not in self.values:
             return default
         if not self.values[name]:
@@ -34,7 +44,7 @@ class Flags:
         try:
             return int(value)
         except ValueError:
-            raise UsageError(f"{name} wants a whole number and got '{value}'.") from None
+            raise UsageError(f"{name} expects a whole number and got '{value}'.") from None
 
     def positive(self, name: str, default: int) -> int:
         """The flag's value as a whole number above 0."""
@@ -43,16 +53,19 @@ class Flags:
             raise UsageError(f"{name} is {value}: it must be at least 1.")
         return value
 
+    def numbers(self, name: str) -> list[int]:
+        """The flag's value as whole numbers with commas between; empty where the flag is not there."""
+        text = self.text(name) or ""
+        try:
+            return [int(item) for item in text.split(",") if item.strip()]
+        except ValueError:
+            raise UsageError(f"{name} expects whole numbers with commas between and got '{text}'.") from None
 
-def read_flags(args: Sequence[str]) -> Flags:
-    """Flags of an argument list; words before the first flag are left out."""
-    return Flags({name: tuple(words) for name, words in pairs(args) if name})
 
-
-def pairs(args: Sequence[str]) -> list[tuple[str, list[str]]]:
+def pairs(words: Sequence[str]) -> list[tuple[str, list[str]]]:
     """`[(flag, words after it), …]` in order; words before the first flag come under the empty name."""
     result: list[tuple[str, list[str]]] = []
-    for word in args:
+    for word in words:
         if is_flag(word):
             name, equals, value = word.partition("=")
             result.append((name, [value] if equals else []))
@@ -73,25 +86,25 @@ def join(items: Iterable[tuple[str, Sequence[str]]]) -> tuple[str, ...]:
     return tuple(word for name, words in items for word in ([name] if name else []) + list(words))
 
 
-def without(args: Sequence[str], names: Iterable[str]) -> tuple[str, ...]:
+def without(words: Sequence[str], names: Iterable[str]) -> tuple[str, ...]:
     """The arguments without these flags and their values."""
     gone = set(names)
-    return join((name, words) for name, words in pairs(args) if name not in gone)
+    return join((name, values) for name, values in pairs(words) if name not in gone)
 
 
-def override_args(args: Sequence[str], overrides: Sequence[str]) -> tuple[str, ...]:
+def override_args(words: Sequence[str], overrides: Sequence[str]) -> tuple[str, ...]:
     """`overrides` replace flags of the same name in their place and extend the list with those that are new."""
     new = dict(pairs(overrides))
     if "" in new:
         raise UsageError(f"'{new[''][0]}' after -- is not a flag: trainer arguments start with --.")
     result: list[tuple[str, Sequence[str]]] = []
     placed: set[str] = set()
-    for name, words in pairs(args):
+    for name, values in pairs(words):
         if name in new:
             if name not in placed:
                 result.append((name, new[name]))
             placed.add(name)
         else:
-            result.append((name, words))
-    result += [(name, words) for name, words in new.items() if name not in placed]
+            result.append((name, values))
+    result += [(name, values) for name, values in new.items() if name not in placed]
     return join(result)

@@ -6,37 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mindspeed_dryrun.errors import UsageError
-
-# Flags that make the parameters or the optimizer hold less than Megatron's mixed precision does. With one of them the
-# lower bound of memory counts the weights alone.
-_SMALLER_STATES = (
-    "--use-precision-aware-optimizer",
-    "--swap-optimizer",
-    "--swap-attention",
-    "--optimizer-cpu-offload",
-    "--use-torch-fsdp2",
-    "--use-custom-fsdp",
-    "--fp8-format",
-    "--lora-r",
-    "--lora-target-modules",
-    "--grad-reduce-in-bf16",
-    "--low-memory",
-)
-# Flags that keep less of a layer's activations than plain training: with one of them the bound counts none.
-_FEWER_ACTIVATIONS = (
-    "--recompute-activation-function",
-    "--recompute-norm",
-    "--recompute-in-advance",
-    "--recompute-in-bubble",
-    "--adaptive-memory-optimization",
-    "--adaptive-recompute-device-size",
-    "--cpu-offloading-num-layers",
-    "--fp8-format",
-    "--lora-r",
-    "--smart-swap",
-    "--swap-attention",
-    "--use-nanopipe-swap",
-)
+from mindspeed_dryrun.megatron import sizes
+from mindspeed_dryrun.megatron.arguments import Arguments
+from mindspeed_dryrun.megatron.flags import with_tag
 
 
 @dataclass(frozen=True)
@@ -79,68 +51,42 @@ class ModelShape:
         return tokens * (layers + 6.0 * self.vocabulary_parameters)
 
 
-def value_of(args: Sequence[str], flag: str) -> str | None:
-    """The last value of `flag` (`--flag value` or `--flag=value`), as argparse would take it."""
-    found = None
-    for index, word in enumerate(args):
-        if word == flag and index + 1 < len(args):
-            found = args[index + 1]
-        elif word.startswith(flag + "="):
-            found = word[len(flag) + 1 :]
-    return found
-
-
 def read_shape(args: Sequence[str]) -> ModelShape:
     """The shape behind a trainer's arguments; `UsageError` names the flag that is missing or not supported here."""
-    experts = value_of(args, "--num-experts")
-    if experts and experts not in ("0", "1"):
+    arguments = Arguments(tuple(args))
+    if (arguments.number("--num-experts") or 0) > 1:
         raise UsageError(
             "The script trains a mixture of experts (--num-experts): search models dense models only. "
             "`mindspeed-dryrun sweep` takes any script."
         )
-    if _has_any(args, ("--multi-latent-attention", "--multi-head-latent-attention")):
+    if arguments.has_any(("--multi-latent-attention", "--multi-head-latent-attention")):
         raise UsageError(
             "The script trains with multi-latent attention: search models plain and grouped attention only. "
             "`mindspeed-dryrun sweep` takes any script."
         )
-    hidden, heads = _integer(args, "--hidden-size"), _integer(args, "--num-attention-heads")
-    noop = value_of(args, "--noop-layers")
-    head_dim = int(value_of(args, "--kv-channels") or hidden // heads)
-    groups = int(value_of(args, "--num-query-groups") or heads) if "--group-query-attention" in args else heads
-    vocab = value_of(args, "--padded-vocab-size") or value_of(args, "--vocab-size")
+    for flag in ("--num-layers", "--hidden-size", "--num-attention-heads", "--seq-length", "--global-batch-size"):
+        if not arguments.has(flag):
+            raise UsageError(f"The script does not set {flag}: a search needs it.")
+    # A strategy may change TP, and with it the padding: what TP 1 pads to is the least.
+    vocab = sizes.read_padded_vocabulary(arguments, 1)
     if vocab is None:
         raise UsageError("The script sets neither --padded-vocab-size nor --vocab-size: add one of them under 'args'.")
-    gated = _has_any(args, ("--swiglu", "--geglu", "--gelu-tanh"))
     return ModelShape(
-        layers=_integer(args, "--num-layers") - (len(set(noop.split(","))) if noop else 0),
-        hidden=hidden,
-        ffn=int(value_of(args, "--ffn-hidden-size") or 4 * hidden),
-        heads=heads,
-        query_groups=groups,
-        head_dim=head_dim,
-        vocab=int(vocab),
-        gated=gated,
-        tied="--untie-embeddings-and-output-weights" not in args,
-        seq=_integer(args, "--seq-length"),
-        global_batch=_integer(args, "--global-batch-size"),
-        full_states="--bf16" in args
-        and (value_of(args, "--optimizer") or "adam") == "adam"
-        and not _has_any(args, _SMALLER_STATES),
-        shared_master="--reuse-fp32-param" in args,
-        full_activations=not _has_any(args, _FEWER_ACTIVATIONS),
-        qk_norm="--qk-layernorm" in args,
+        layers=arguments.positive("--num-layers", 1) - len(set(arguments.numbers("--noop-layers"))),
+        hidden=arguments.positive("--hidden-size", 1),
+        ffn=sizes.ffn_size(arguments),
+        heads=arguments.positive("--num-attention-heads", 1),
+        query_groups=sizes.query_groups(arguments),
+        head_dim=sizes.head_size(arguments),
+        vocab=vocab,
+        gated=sizes.is_gated(arguments),
+        tied=not arguments.has("--untie-embeddings-and-output-weights"),
+        seq=arguments.positive("--seq-length", 1),
+        global_batch=arguments.positive("--global-batch-size", 1),
+        full_states=arguments.has("--bf16")
+        and (arguments.text("--optimizer") or "adam") == "adam"
+        and not arguments.has_any(with_tag("fewer_states")),
+        shared_master=arguments.has("--reuse-fp32-param"),
+        full_activations=not arguments.has_any(with_tag("fewer_activations")),
+        qk_norm=arguments.has("--qk-layernorm"),
     )
-
-
-def _has_any(args: Sequence[str], flags: Sequence[str]) -> bool:
-    return any(word.split("=")[0] in flags for word in args)
-
-
-def _integer(args: Sequence[str], flag: str) -> int:
-    value = value_of(args, flag)
-    if value is None:
-        raise UsageError(f"The script does not set {flag}: a search needs it.")
-    try:
-        return int(value)
-    except ValueError:
-        raise UsageError(f"{flag} is '{value}' in the script: a search needs a whole number.") from None

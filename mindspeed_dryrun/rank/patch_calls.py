@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mindspeed_dryrun.errors import UsageError
-from mindspeed_dryrun.megatron.arguments import Flags
+from mindspeed_dryrun.megatron.arguments import Arguments
 
 ALWAYS = "--micro-batch-size"  # every Megatron job has it; a plain MindSpore program has not
 _WORD = re.compile(r"(!?)(--[a-z0-9-]+)(?:(=|>)(\S+))?")
@@ -38,24 +38,24 @@ class Called:
             raise UsageError("`called` must be always, never or a list of conditions on flags.")
         return cls(conditions)
 
-    def asked_for(self, flags: Flags) -> bool:
+    def asked_for(self, arguments: Arguments) -> bool:
         """Whether these arguments make the call necessary."""
-        return any(all(_holds(word, flags) for word in item.split()) for item in self.conditions)
+        return any(all(_holds(word, arguments) for word in item.split()) for item in self.conditions)
 
 
-def _holds(word: str, flags: Flags) -> bool:
+def _holds(word: str, arguments: Arguments) -> bool:
     match = _WORD.fullmatch(word)
     assert match, word
     absent, name, operator, value = match.groups()
     if absent:
-        return not flags.has(name)
-    words = flags.values.get(name, ())
+        return not arguments.has(name)
+    words = arguments.values.get(name, ())
     if operator == "=":
         return words[:1] == (value,)
     if operator == ">":
         number = words[0] if words else "1"
         return number.isdigit() and int(number) > int(value)
-    return flags.has(name)
+    return arguments.has(name)
 
 
 def sentence(patch: Mapping[str, Any], called: Called) -> str:

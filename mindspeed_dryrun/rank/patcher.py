@@ -22,7 +22,7 @@ from types import ModuleType
 from typing import Any
 
 from mindspeed_dryrun.errors import DryRunError
-from mindspeed_dryrun.megatron.arguments import read_flags
+from mindspeed_dryrun.megatron.arguments import Arguments
 from mindspeed_dryrun.rank import installed
 from mindspeed_dryrun.rank.patch_calls import Called, sentence
 
@@ -122,12 +122,12 @@ def check_calls(args: Sequence[str]) -> None:
 
     Patches of one `purpose` stand for each other: which of them upstream goes through differs by release.
     """
-    flags = read_flags(args)
+    arguments = Arguments(tuple(args))
     waiting = [patch for patches in _state.waiting.values() for patch in patches]
     reached = {patch.get("purpose") or patch["name"] for patch in waiting if _state.calls[str(patch["name"])]}
     for patch in waiting:
         called = Called.read(patch.get("called", "never"))
-        if called.asked_for(flags) and (patch.get("purpose") or patch["name"]) not in reached:
+        if called.asked_for(arguments) and (patch.get("purpose") or patch["name"]) not in reached:
             raise DriftError(sentence(patch, called))
 
 

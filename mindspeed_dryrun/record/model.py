@@ -6,23 +6,13 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
+from mindspeed_dryrun.megatron.layout import Parallel
+
 # History of report.json:
 # 1: first version (docs: DESIGN, "Fixed: the record").
 SCHEMA_VERSION = 1
 
 STATUSES = ("ok", "oom", "failed", "timeout")
-
-
-@dataclass(frozen=True)
-class Parallel:
-    """The parallel layout of a job. `vpp` is the number of chunks per stage, None without VPP."""
-
-    tp: int = 1
-    pp: int = 1
-    dp: int = 1
-    cp: int = 1
-    ep: int = 1
-    vpp: int | None = None
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from mindspeed_dryrun.errors import UsageError
-from mindspeed_dryrun.record.model import EngineSummary, JobSummary, Parallel, RankReport, Report
+from mindspeed_dryrun.megatron.layout import Parallel
+from mindspeed_dryrun.record.model import EngineSummary, JobSummary, RankReport, Report
 from mindspeed_dryrun.record.store import Record
 from mindspeed_dryrun.record.worker_log import RankLog, read_worker_log
 

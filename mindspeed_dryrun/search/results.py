@@ -10,8 +10,9 @@ from typing import Any
 
 from mindspeed_dryrun.estimate import volumes
 from mindspeed_dryrun.estimate.hardware import Hardware
-from mindspeed_dryrun.estimate.strategy import SWITCHES, VALUED_FLAGS, Strategy
+from mindspeed_dryrun.estimate.strategy import Strategy
 from mindspeed_dryrun.estimate.time_model import Estimate, estimate
+from mindspeed_dryrun.megatron.flags import FLAGS, with_tag
 from mindspeed_dryrun.megatron.model_shape import ModelShape
 from mindspeed_dryrun.report import strategy_page as page
 from mindspeed_dryrun.report.text import duration, table
@@ -35,7 +36,7 @@ def header_and_rows(
     header = ["rank", "strategy", "peak", "margin", "s/iteration", "tokens/s/card", "TFLOP/s/card", "bubble", "communication"]
     rows = []
     for index, winner in enumerate(result.winners, 1):
-        guess = estimate(shape, winner.strategy, hardware)
+        guess = estimate(shape, winner.strategy, hardware, operators=result.operators)
         assert winner.measurement is not None
         peak = winner.measurement.actual_mb
         rows.append(
@@ -74,10 +75,8 @@ def summary_lines(result: SearchResult, hardware: Hardware) -> list[str]:
         f"Memory is counted by dry run; the fit behind the choice is off by {100 * result.residual_median:.2f}% "
         f"(median) and {100 * result.residual_worst:.2f}% (worst).",
     ]
-    if hardware.error is not None:
-        lines.append(f"Times are predicted for {hardware.name}, calibrated, ±{100 * hardware.error:.0f}%.")
-    else:
-        lines.append(f"Times are predicted for {hardware.name}, not calibrated: the order is meant, not the seconds.")
+    doubt = "" if hardware.error is not None else ": the order is meant, not the seconds"
+    lines.append(f"Times are predicted for {hardware.name}, {hardware.trust}{doubt}.")
     for candidate in result.failed:
         error = candidate.measurement.error if candidate.measurement else None
         lines.append(f"{candidate.strategy.name} could not be dry-run: {error}")
@@ -243,8 +242,8 @@ def script_with(text: str, strategy: Strategy, cards_per_node: int) -> str:
     block = _BLOCK.format(
         name=strategy.name,
         conversion=" ".join(strategy.conversion_arguments()),
-        valued=" ".join(VALUED_FLAGS),
-        switches=" ".join(SWITCHES),
+        valued=" ".join(name for name in with_tag("strategy") if FLAGS[name].takes),
+        switches=" ".join(name for name in with_tag("strategy") if not FLAGS[name].takes),
         workers=f"--worker_num {strategy.world} --local_worker_num {min(cards_per_node, strategy.world)}",
         arguments=shlex.join(strategy.arguments()),
     )
@@ -265,10 +264,10 @@ def write_results(
     best = result.winners[0]
     import json
 
-    guess = estimate(shape, best.strategy, hardware)
+    guess = estimate(shape, best.strategy, hardware, operators=result.operators)
     data = strategy_json(best, shape, guess, result.budget_mb)
     data["others"] = [
-        strategy_json(other, shape, estimate(shape, other.strategy, hardware), result.budget_mb)
+        strategy_json(other, shape, estimate(shape, other.strategy, hardware, operators=result.operators), result.budget_mb)
         for other in result.winners[1:]
     ]
     page.write(folder / "strategy.json", json.dumps(data, indent=2, ensure_ascii=False) + "\n")

@@ -22,8 +22,9 @@ from mindspeed_dryrun.errors import DryRunError
 from mindspeed_dryrun.estimate.hardware import Hardware
 from mindspeed_dryrun.estimate.lower_bound import lower_bound_mb
 from mindspeed_dryrun.estimate.memory_model import MemoryModel, Observation, Prediction
+from mindspeed_dryrun.estimate.operators import Operators
 from mindspeed_dryrun.estimate.strategy import Recompute, Strategy
-from mindspeed_dryrun.estimate.time_model import iteration_seconds
+from mindspeed_dryrun.estimate.time_model import USUAL, iteration_seconds
 from mindspeed_dryrun.megatron.model_shape import ModelShape
 from mindspeed_dryrun.search.balance import balanced
 from mindspeed_dryrun.search.measure import Measure, Measurement
@@ -86,6 +87,7 @@ class SearchResult:
     stopped: str | None = None  # why the search ended before it had all it wanted
     closest: Candidate | None = None  # when nothing fits
     least_bound: tuple[str, float] | None = None  # when everything was struck out
+    operators: Operators = USUAL  # how the layers compute, for the predicted times
 
     @property
     def predicted(self) -> int:
@@ -105,10 +107,11 @@ class Search:
         winners: int = 3,
         on_progress: Callable[[Progress], None] = lambda _: None,
         per_stage: bool = False,
+        operators: Operators = USUAL,
     ):
         self.shape, self.hardware, self.budget_mb, self.measure = shape, hardware, budget_mb, measure
         self.wanted, self.on_progress, self.per_stage = winners, on_progress, per_stage
-        self.result = SearchResult(budget_mb, 0, 0, [])
+        self.result = SearchResult(budget_mb, 0, 0, [], operators=operators)
         self._known: set[Strategy] = set()
         fitting = self._consider(strategies)
         if strategies and not fitting:
@@ -152,7 +155,8 @@ class Search:
         for strategy in new:
             bound = lower_bound_mb(self.shape, strategy)
             if bound <= self.budget_mb:
-                found.append(Candidate(strategy, iteration_seconds(self.shape, strategy, self.hardware), bound))
+                seconds = iteration_seconds(self.shape, strategy, self.hardware, self.result.operators)
+                found.append(Candidate(strategy, seconds, bound))
         self.result.considered += len(new)
         self.result.struck_out += len(new) - len(found)
         self.result.candidates = sorted([*self.result.candidates, *found], key=lambda candidate: candidate.key)

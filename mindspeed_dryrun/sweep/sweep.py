@@ -19,6 +19,7 @@ from typing import Any
 
 from mindspeed_dryrun.errors import DryRunError, UsageError
 from mindspeed_dryrun.estimate.hardware import Hardware, read_hardware
+from mindspeed_dryrun.estimate.operators import read_operators
 from mindspeed_dryrun.estimate.strategy import read_strategy
 from mindspeed_dryrun.estimate.time_model import NEWEST, Estimate, Release, estimate
 from mindspeed_dryrun.launch.executors import Interrupted
@@ -217,7 +218,7 @@ def predict(job: Job, hardware: Hardware | None, release: Release = NEWEST) -> E
         return None
     try:
         shape = read_shape(job.args)
-        return estimate(shape, read_strategy(job.args, job.world_size, shape), hardware, release)
+        return estimate(shape, read_strategy(job.args, job.world_size), hardware, release, read_operators(job.args))
     except DryRunError:
         return None
 
@@ -343,8 +344,7 @@ def to_text(plan: SweepFile, rows: Sequence[Row]) -> str:
 
 
 def _time_note(hardware: Hardware, release: Release) -> str:
-    kind = f"calibrated, ±{100 * hardware.error:.0f}%" if hardware.error is not None else "not calibrated"
-    note = f"Times are predicted for {hardware.name} ({kind}); memory is counted by the engine."
+    note = f"Times are predicted for {hardware.name} ({hardware.trust}); memory is counted by the engine."
     if release < NEWEST:
         note += (
             f"\nTFLOP/s are as MindSpeed-LLM {release[0]}.{release[1]} logs them: no-op layers and all of the attention matrix "

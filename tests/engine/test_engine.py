@@ -32,7 +32,7 @@ print("used", time.process_time() - before, "s of 2")
 @pytest.mark.parametrize("load", [True, False])
 def test_no_thread_of_a_rank_spins_while_the_program_waits(simulate: Callable, load: bool) -> None:
     """The case without the library shows that it is needed: when MindSpore stops spinning by itself, it can go."""
-    head = "from mindspeed_dryrun.rank import pause\nassert pause.load()\n" if load else ""
+    head = "from mindspeed_dryrun.rank import callback_pause\nassert callback_pause.load()\n" if load else ""
     done = simulate(head + HEAD + _WAIT)
     assert done.status == 0, done.text
     used = float(re.search(r"used (\S+) s of 2", done.text)[1])

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from mindspeed_dryrun.launch.job import Job, understand
 from mindspeed_dryrun.launch.msrun_call import read_msrun_call
-from mindspeed_dryrun.launch.rank_classes import place, rank_classes
+from mindspeed_dryrun.launch.rank_classes import rank_classes
 from mindspeed_dryrun.launch.short_run import short_args
 
 
@@ -31,7 +31,7 @@ def test_the_world_is_covered_once(tp: int, pp: int, cp: int, dp: int, extra: st
     classes = rank_classes(found)
     assert sorted(rank for item in classes for rank in item.represents) == list(range(found.world_size))
     assert all(item.rank == item.represents[0] for item in classes)
-    assert len({place(found, rank) for rank in range(found.world_size)}) == found.world_size
+    assert len({found.layout.place(rank) for rank in range(found.world_size)}) == found.world_size
 
 
 def test_the_number_of_classes_does_not_grow_with_data_parallel_ranks() -> None:
@@ -40,9 +40,9 @@ def test_the_number_of_classes_does_not_grow_with_data_parallel_ranks() -> None:
 
 def test_megatrons_order() -> None:
     found = job(tp=2, cp=2, dp=2, pp=2)
-    at = place(found, 11)  # 1 + 2 × (1 + 2 × (0 + 2 × 1))
+    at = found.layout.place(11)  # 1 + 2 × (1 + 2 × (0 + 2 × 1))
     assert (at.tp, at.cp, at.dp, at.pp) == (1, 1, 0, 1)
-    at = place(job(tp=2, cp=2, dp=2, pp=2, extra="--use-tp-pp-dp-mapping"), 11)
+    at = job(tp=2, cp=2, dp=2, pp=2, extra="--use-tp-pp-dp-mapping").layout.place(11)
     assert (at.tp, at.cp, at.dp, at.pp) == (1, 1, 1, 0)
 
 

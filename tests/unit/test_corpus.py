@@ -11,7 +11,7 @@ from mindspeed_dryrun.errors import UsageError
 from mindspeed_dryrun.launch.job import Job, understand
 from mindspeed_dryrun.launch.msrun_call import read_msrun_call
 from mindspeed_dryrun.launch.plan import make_plan
-from mindspeed_dryrun.launch.rank_classes import place, rank_classes
+from mindspeed_dryrun.launch.rank_classes import rank_classes
 from mindspeed_dryrun.launch.short_run import short_args
 
 CORPUS = Path(__file__).parents[2] / ".." / "shared" / "corpus" / "msrun_calls.jsonl"
@@ -76,7 +76,7 @@ def test_training_scripts_get_a_plan(call: dict[str, object]) -> None:
 def test_layers_are_dealt_out_once(call: dict[str, object]) -> None:
     job = job_of(call)
     dealt = sorted(layer for stage in job.stage_layers for chunk in stage for layer in chunk)
-    noops = [int(item) for item in (job.flags.text("--noop-layers") or "").split(",") if item]
+    noops = [int(item) for item in (job.arguments.text("--noop-layers") or "").split(",") if item]
     assert dealt == [layer for layer in range(job.num_layers) if layer not in noops]
 
 
@@ -84,7 +84,7 @@ def test_layers_are_dealt_out_once(call: dict[str, object]) -> None:
 def test_one_class_holds_one_stage(call: dict[str, object]) -> None:
     job = job_of(call)
     for item in rank_classes(job):
-        assert {place(job, rank).pp for rank in item.represents} == {item.stage}
+        assert {job.layout.place(rank).pp for rank in item.represents} == {item.stage}
 
 
 @pytest.mark.parametrize("call", TRAINING, ids=name)

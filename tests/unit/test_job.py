@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from mindspeed_dryrun.errors import UsageError
-from mindspeed_dryrun.launch.job import Job, override_args, understand
+from mindspeed_dryrun.launch.job import Job, understand
 from mindspeed_dryrun.launch.msrun_call import read_msrun_call
+from mindspeed_dryrun.megatron.arguments import override_args
 
 QWEN = (
     "--num-layers 28 --hidden-size 3584 --ffn-hidden-size 18944 --num-attention-heads 28 --group-query-attention "
@@ -55,8 +56,8 @@ def test_num_layer_list() -> None:
          ["28 layers", "PP 4", "add 4 no-op layers to reach 32", "--num-layers 32 --noop-layers 28,29,30,31"]),
         (8, "--pipeline-model-parallel-size 8", ["28 layers", "PP 8", "4 no-op layers", "--num-layer-list 3,3,3,3,4,4,4,4"]),
         (8, "--tensor-model-parallel-size 8", ["28 attention heads", "TP 8", "1, 2, 4, 7, 14, 28"]),
-        (8, "--tensor-model-parallel-size 7", ["world size 8", "TP 7 × PP 1 × CP 1 = 7"]),
-        (8, "--tensor-model-parallel-size 4 --pipeline-model-parallel-size 4", ["world size 8", "= 16", "at least 16 ranks"]),
+        (8, "--tensor-model-parallel-size 7", ["World size 8", "TP 7 × PP 1 × CP 1 = 7"]),
+        (8, "--tensor-model-parallel-size 4 --pipeline-model-parallel-size 4", ["World size 8", "= 16", "at least 16 ranks"]),
         (8, "--global-batch-size 60", ["60", "DP 8 × micro batch 1 = 8", "56 or 64"]),
         (8, "--micro-batch-size 3", ["64", "DP 8 × micro batch 3 = 24", "48 or 72"]),
         (2, "--tensor-model-parallel-size 2 --num-query-groups 3", ["3 query groups", "TP 2"]),
@@ -75,7 +76,7 @@ def test_num_layer_list() -> None:
         (8, "--overlap-param-gather", ["--use-distributed-optimizer"]),
         (8, "--recompute-granularity full", ["--recompute-method"]),
         (8, "--hidden-size 3585 --ffn-hidden-size 18944", ["3585", "28 attention heads"]),
-        (8, "--num-layers many", ["--num-layers wants a whole number and got 'many'"]),
+        (8, "--num-layers many", ["--num-layers expects a whole number and got 'many'"]),
         (8, "--micro-batch-size 0", ["--micro-batch-size is 0"]),
     ],
 )  # fmt: skip

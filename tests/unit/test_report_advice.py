@@ -10,7 +10,8 @@ from tracker_file import Program
 
 from mindspeed_dryrun.advise import levers as advice
 from mindspeed_dryrun.advise import view as advice_view
-from mindspeed_dryrun.record.model import EngineSummary, JobSummary, Parallel, RankReport, Report
+from mindspeed_dryrun.megatron.layout import Parallel
+from mindspeed_dryrun.record.model import EngineSummary, JobSummary, RankReport, Report
 from mindspeed_dryrun.report.explain import Explanation, explain
 
 LAYERS, IN_FLIGHT = 6, 2

@@ -264,7 +264,7 @@ def test_everything_is_written(tmp_path: Path) -> None:
     text = (tmp_path / "search.html").read_text()
     assert "<svg" in text and "http" not in text.replace("http-equiv", "") and found.winners[0].strategy.name in text
     printed = results.to_text(found, shape, HARDWARE)
-    assert "considered" in printed and "struck out" in printed and "not calibrated" in printed
+    assert "considered" in printed and "struck out" in printed and "fitted to published throughput" in printed
 
 
 def test_the_pareto_front_is_what_nothing_beats() -> None:

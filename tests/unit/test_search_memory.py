@@ -83,7 +83,8 @@ def test_what_the_tensors_say_is_close_before_any_dry_run(
     """The model's first guess, from the shapes alone, against what the real MindSpeed-LLM counts: within 2 %."""
     shape = dataclasses.replace(QWEN, seq=tokens)
     words = f"--tensor-model-parallel-size {tp} --pipeline-model-parallel-size {pp} --micro-batch-size 1 --sequence-parallel {more}"
-    strategy = read_strategy(words.split(), cards, shape)
+    layers = () if "--num-layers" in words else ("--num-layers", str(QWEN.layers))
+    strategy = read_strategy([*words.split(), *layers], cards)
     model = MemoryModel(shape, [strategy])
     for stage, used_mb in enumerate(counted):
         assert model.stage(strategy, stage)[0] == pytest.approx(used_mb, rel=0.02)

@@ -11,10 +11,12 @@ from strategy_models import MODELS
 
 from mindspeed_dryrun.errors import UsageError
 from mindspeed_dryrun.estimate.lower_bound import saved_mb, state_mb
-from mindspeed_dryrun.estimate.strategy import Recompute, Strategy, apply, read_strategy, without_strategy
+from mindspeed_dryrun.estimate.strategy import Recompute, Strategy, apply, read_strategy
 from mindspeed_dryrun.launch.job import understand
 from mindspeed_dryrun.launch.msrun_call import read_msrun_call
-from mindspeed_dryrun.megatron.model_shape import ModelShape, read_shape
+from mindspeed_dryrun.megatron.arguments import without
+from mindspeed_dryrun.megatron.flags import with_tag
+from mindspeed_dryrun.megatron.model_shape import read_shape
 from mindspeed_dryrun.search.measure import job_of
 from mindspeed_dryrun.search.space import Space, read_space, strategies, why_nothing
 
@@ -44,7 +46,7 @@ def test_every_strategy_is_accepted_and_means_what_it_says(cards: int) -> None:
         assert tuple(tuple(len(chunk) for chunk in stage) for stage in job.stage_layers) == strategy.stages
         assert job.world_size == strategy.world == cards
         assert job.distributed_optimizer == strategy.distributed_optimizer
-        again = read_strategy(job.args, cards, read_shape(job.args))
+        again = read_strategy(job.args, cards)
         assert (again.stages, again.noop_layers, again.recompute.kind) == (
             strategy.stages, strategy.noop_layers, strategy.recompute.kind,
         )  # fmt: skip
@@ -88,7 +90,7 @@ def test_interleaved_chunks_lose_their_layer_at_the_output_first() -> None:
 
 def test_the_strategy_of_the_lab() -> None:
     words = ["--num-layers", "32", "--noop-layers", "2,3,5,8", "--num-layers-per-virtual-pipeline-stage", "2"]
-    strategy = read_strategy([*ARGS, *words], 8, QWEN)
+    strategy = read_strategy([*ARGS, *words], 8)
     assert [sum(stage) for stage in strategy.stages] == [7, 6, 7, 8]
     assert strategy.noop_layers == (2, 3, 5, 8)
     assert strategy.conversion_arguments() == (
@@ -108,7 +110,7 @@ def test_microbatches_in_flight_follow_the_schedules() -> None:
 
 
 def test_the_flags_of_the_script_give_way() -> None:
-    rest = without_strategy(ARGS)
+    rest = without(ARGS, with_tag("strategy"))
     assert "--tensor-model-parallel-size=2" not in rest and "--recompute-activations" not in rest
     assert "--sequence-parallel" not in rest and "--bf16" in rest
     strategy = Strategy(1, 2, 4, 1, 2, ((14,), (14,)), Recompute("block", 3), False, True)
@@ -144,8 +146,8 @@ def test_a_search_offers_every_number_of_recomputed_layers_of_a_stage() -> None:
     assert stage.name.endswith("VPP2 stage-3")
     words = stage.arguments()
     assert "--enable-recompute-layers-per-pp-rank" in words and words[words.index("--recompute-num-layers") + 1] == "3"
-    assert read_strategy([*without_strategy(ARGS), *words], 8, shape).recompute == stage.recompute
-    assert "--enable-recompute-layers-per-pp-rank" not in without_strategy(words)
+    assert read_strategy([*without(ARGS, with_tag("strategy")), *words], 8).recompute == stage.recompute
+    assert "--enable-recompute-layers-per-pp-rank" not in without(words, with_tag("strategy"))
     plain = strategies(shape, 8, dataclasses.replace(space, vpp=(1,)))
     assert {item.recompute.kind for item in plain} == {"block"}
 
@@ -200,7 +202,7 @@ def test_why_a_space_is_empty() -> None:
         ("--hidden-size 3584", "", "does not set --hidden-size"),
         ("--padded-vocab-size 152064", "", "neither --padded-vocab-size nor --vocab-size"),
         ("", "--num-experts 8", "dense models only"),
-        ("--seq-length 4096", "--seq-length long", "needs a whole number"),
+        ("--seq-length 4096", "--seq-length long", "expects a whole number"),
     ],
 )
 def test_a_script_that_cannot_be_searched(drop: str, add: str, sentence: str) -> None:
@@ -209,13 +211,12 @@ def test_a_script_that_cannot_be_searched(drop: str, add: str, sentence: str) ->
 
 
 def test_a_layout_that_does_not_divide(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="cannot be divided"):
-        read_strategy(["--tensor-model-parallel-size", "3"], 8, QWEN)
+    with pytest.raises(UsageError, match="World size 8 is not divisible by TP 3"):
+        read_strategy(["--tensor-model-parallel-size", "3"], 8)
     with pytest.raises(UsageError, match="29 layers cannot be divided"):
-        odd = ModelShape(29, 64, 128, 4, 4, 16, 1000, True, False, 128, 8, True, False)
-        read_strategy(["--pipeline-model-parallel-size", "2"], 2, odd)
+        read_strategy(["--pipeline-model-parallel-size", "2", "--num-layers", "29"], 2)
 
 
 def test_understand_agrees_on_the_world() -> None:
     job = understand(CALL, "train.sh")
-    assert read_strategy(job.args, job.world_size, read_shape(job.args)).dp == job.parallel.dp
+    assert read_strategy(job.args, job.world_size).dp == job.parallel.dp

@@ -7,35 +7,18 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+from mindspeed_dryrun.megatron.flags import FLAGS, with_tag
 from mindspeed_dryrun.rank import activation as config
 from mindspeed_dryrun.rank import progress
 
-# Arguments that make a trainer read or write files, with the value that keeps it from it.
-_QUIET = {
-    "load": None,
-    "pretrained_checkpoint": None,
-    "save": None,
-    "tensorboard_dir": None,
-    "wandb_project": "",
-    "wandb_save_dir": "",
-    "log_progress": False,
-    "profile": False,
-    "use_pytorch_profiler": False,
-    "record_memory_history": False,
-    "async_save": False,
-    "enable_one_logger": False,
-    "use_checkpoint_args": False,
-    "use_mp_args_from_checkpoint_args": False,
-    "exit_signal_handler": False,
-    "enable_high_availability": False,
-    "data_path": None,
-    "train_data_path": None,
-    "valid_data_path": None,
-    "test_data_path": None,
-    "data_args_path": None,
-    "per_split_data_args_path": None,
-    "num_workers": 0,
-}
+# Attributes of parsed arguments that are not named after a flag of their own, or that are not simply switched off.
+_QUIET = {"enable_one_logger": False, "num_workers": 0}
+
+
+def _quiet_values() -> dict[str, Any]:
+    """Parsed arguments that make a trainer read or write files, with the value that keeps it from it."""
+    named = {FLAGS[name].key: None if FLAGS[name].takes else False for name in with_tag("input", "output")}
+    return named | _QUIET
 
 
 def parse_args(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -44,7 +27,7 @@ def parse_args(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
         parsed = original(*args, **kwargs)
-        for name, value in _QUIET.items():
+        for name, value in _quiet_values().items():
             if hasattr(parsed, name):
                 setattr(parsed, name, value)
         if getattr(parsed, "padded_vocab_size", None) or getattr(parsed, "vocab_size", None):

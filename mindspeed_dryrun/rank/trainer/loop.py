@@ -98,7 +98,7 @@ def train(settings: Settings, chunks: list[Any], optimizer: Any) -> None:
             forward_step_func=forward_step,
             data_iterator=[mock] * len(chunks) if settings.virtual_stages else mock,
             model=chunks,
-            num_microbatches=settings.microbatches,
+            num_microbatches=settings.batch.microbatches,
             seq_length=settings.seq_length,
             micro_batch_size=settings.micro_batch_size,
             decoder_seq_length=settings.seq_length,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -45,7 +46,7 @@ def transformer_config(settings: Settings) -> TransformerConfig:
     overlap_p2p = settings.virtual_stages is not None and not settings.no_overlap_p2p_communication
     grouping = settings.microbatch_group_size_per_virtual_pipeline_stage
     return TransformerConfig(
-        num_layers=settings.num_layers if settings.stage_layers is None else _divisible(settings),
+        num_layers=_divisible(settings),
         hidden_size=settings.hidden_size,
         ffn_hidden_size=settings.ffn_size,
         num_attention_heads=settings.num_attention_heads,
@@ -94,33 +95,20 @@ def transformer_config(settings: Settings) -> TransformerConfig:
 
 
 def _divisible(settings: Settings) -> int:
-    """megatron-core wants equal stages; with `--num-layer-list` the layers are built from the list and this is not read."""
-    pp = int(settings.pipeline_model_parallel_size)
-    return -(-int(settings.num_layers) // pp) * pp
-
-
-def stage_layer_numbers(settings: Settings, stage: int, chunk: int | None) -> range:
-    """Zero-based global numbers of the layers in one chunk of one stage."""
-    if settings.stage_layers is not None:
-        first = sum(settings.stage_layers[:stage])
-        return range(first, first + settings.stage_layers[stage])
-    per_stage = settings.num_layers // settings.pipeline_model_parallel_size
-    if settings.virtual_stages is None:
-        return range(stage * per_stage, (stage + 1) * per_stage)
-    per_chunk = per_stage // settings.virtual_stages
-    first = (chunk or 0) * (settings.num_layers // settings.virtual_stages) + stage * per_chunk
-    return range(first, first + per_chunk)
+    """megatron-core expects equal stages; the layers themselves are built from the layout, and this is not read."""
+    pp = settings.pipeline_model_parallel_size * (settings.virtual_stages or 1)
+    return -(-settings.num_layers // pp) * pp
 
 
 class Model(GPTModel):  # type: ignore[misc]
     """megatron-core's GPT with MindSpeed-LLM's forward pass."""
 
-    def __init__(self, settings: Settings, config: TransformerConfig, numbers: range, **kwargs: Any) -> None:
+    def __init__(self, settings: Settings, config: TransformerConfig, numbers: Sequence[int], **kwargs: Any) -> None:
         norm = ModuleSpec(module=layers.Norm, params={"settings": settings})
         spec = layer_spec(settings, norm)
         noop = ModuleSpec(module=layers.NoopLayer)
         block = TransformerBlockSubmodules(
-            layer_specs=[noop if number in settings.noop_layers else spec for number in numbers],
+            layer_specs=[noop if number in settings.layout.noop else spec for number in numbers],
             layer_norm=None if settings.no_post_layer_norm else norm,
         )
         learned = settings.position_embedding_type == "learned_absolute" and not settings.rope
@@ -213,7 +201,7 @@ def build(settings: Settings) -> list[Any]:
             Model(
                 settings,
                 config,
-                stage_layer_numbers(settings, stage, chunk),
+                settings.layout.stages[stage][chunk or 0],
                 pre_process=parallel_state.is_pipeline_first_stage(),
                 post_process=parallel_state.is_pipeline_last_stage(),
             )

@@ -17,6 +17,7 @@ def initialize(settings: Settings) -> None:
         pipeline_model_parallel_size=settings.pipeline_model_parallel_size,
         virtual_pipeline_model_parallel_size=settings.virtual_stages,
         context_parallel_size=settings.context_parallel_size,
+        order=settings.layout.order,
         create_gloo_process_groups=False,
     )
     model_parallel_cuda_manual_seed(1234)

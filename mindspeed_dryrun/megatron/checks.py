@@ -1,0 +1,133 @@
+"""What Megatron refuses, refused before anything runs: one set of checks for the planner and for a rank."""
+
+from __future__ import annotations
+
+import math
+
+from mindspeed_dryrun.errors import UsageError
+from mindspeed_dryrun.megatron import sizes
+from mindspeed_dryrun.megatron.arguments import Arguments
+from mindspeed_dryrun.megatron.flags import with_tag
+from mindspeed_dryrun.megatron.layout import RING, ULYSSES, Batch, Layout, read_batch, read_layout
+
+
+def read_checked(arguments: Arguments, world_size: int) -> tuple[Layout, Batch]:
+    """Layout and batch of arguments that Megatron would accept; `UsageError` with the numbers and the way out otherwise."""
+    missing = [flag for flag in with_tag("required") if not arguments.has(flag)]
+    if missing:
+        raise UsageError(f"The trainer's arguments lack {', '.join(missing)}.")
+    layout = read_layout(arguments, world_size)
+    batch = read_batch(arguments, layout.parallel.dp)
+    _check_schedule(arguments, layout, batch)
+    _check_recomputation(arguments)
+    _check_model(arguments, layout)
+    _check_sequence(arguments, layout)
+    _check_experts(arguments, layout)
+    _check_flags(arguments)
+    return layout, batch
+
+
+def _check_schedule(arguments: Arguments, layout: Layout, batch: Batch) -> None:
+    parallel = layout.parallel
+    if not parallel.vpp or arguments.has("--schedules-method"):
+        return
+    group = arguments.number("--microbatch-group-size-per-virtual-pipeline-stage", parallel.pp) or 1
+    rest = batch.microbatches % group
+    if batch.microbatches < group or 0 < rest < parallel.pp:
+        step = parallel.dp * batch.micro
+        raise UsageError(
+            f"VPP needs the {batch.microbatches} microbatches of an iteration to be a multiple of PP {parallel.pp}: "
+            f"use --global-batch-size {math.ceil(batch.whole / (step * group)) * step * group}."
+        )
+
+
+def _check_recomputation(arguments: Arguments) -> None:
+    granularity, method = sizes.recompute_granularity(arguments), arguments.text("--recompute-method")
+    if granularity == "full" and method is None:
+        raise UsageError("--recompute-granularity full needs --recompute-method (uniform or block).")
+    if granularity == "selective" and method is not None:
+        raise UsageError("--recompute-granularity selective goes without --recompute-method.")
+
+
+def _check_model(arguments: Arguments, layout: Layout) -> None:
+    tp = layout.parallel.tp
+    heads, hidden = arguments.positive("--num-attention-heads", 1), arguments.positive("--hidden-size", 1)
+    if heads % tp:
+        fitting = [value for value in range(1, heads + 1) if heads % value == 0 and value <= 64]
+        raise UsageError(
+            f"{heads} attention heads are not divisible by TP {tp}: TP can be {', '.join(map(str, fitting))}."
+        )
+    if not arguments.has("--kv-channels") and hidden % heads:
+        raise UsageError(f"--hidden-size {hidden} is not divisible by {heads} attention heads: set --kv-channels.")
+    groups = sizes.query_groups(arguments)
+    if groups % tp:
+        raise UsageError(f"{groups} query groups (--num-query-groups) are not divisible by TP {tp}.")
+    ffn = arguments.number("--ffn-hidden-size")
+    if ffn and ffn % tp:
+        raise UsageError(f"--ffn-hidden-size {ffn} is not divisible by TP {tp}.")
+    positions, length = arguments.number("--max-position-embeddings"), arguments.positive("--seq-length", 1)
+    if positions is not None and positions < length:
+        raise UsageError(f"--seq-length {length} is above --max-position-embeddings {positions}: raise the latter.")
+
+
+def _check_sequence(arguments: Arguments, layout: Layout) -> None:
+    tp, cp, length = layout.parallel.tp, layout.parallel.cp, arguments.positive("--seq-length", 1)
+    algorithm = arguments.text("--context-parallel-algo") or RING
+    if cp > 1:
+        parts = cp if algorithm == ULYSSES else 2 * cp
+        if length % parts:
+            raise UsageError(f"--seq-length {length} is not divisible by {parts} (CP {cp}, {algorithm}).")
+        heads = arguments.positive("--num-attention-heads", 1)
+        ulysses = cp if algorithm == ULYSSES else arguments.positive("--ulysses-degree-in-cp", 1)
+        if algorithm in (ULYSSES, "hybrid_cp_algo") and heads % (ulysses * tp):
+            raise UsageError(
+                f"{heads} attention heads are not divisible by Ulysses {ulysses} × TP {tp} = {ulysses * tp}: "
+                f"lower one of them, or use --context-parallel-algo {RING}."
+            )
+    if arguments.has("--sequence-parallel") and tp > 1 and length // cp % tp:
+        raise UsageError(f"With --sequence-parallel, --seq-length {length} / CP {cp} must be divisible by TP {tp}.")
+
+
+def _check_experts(arguments: Arguments, layout: Layout) -> None:
+    parallel = layout.parallel
+    experts = arguments.number("--num-experts") or 0
+    if not experts:
+        if parallel.ep > 1:
+            raise UsageError(f"--expert-model-parallel-size {parallel.ep} needs --num-experts.")
+        return
+    extended = arguments.has("--moe-tp-extend-ep")
+    spread = parallel.ep * (parallel.tp if extended else 1)
+    if experts % spread:
+        raise UsageError(f"{experts} experts are not divisible by EP {spread}.")
+    expert_tp = parallel.tp if extended else arguments.number("--expert-tensor-parallel-size") or parallel.tp
+    grid = expert_tp * parallel.ep * parallel.pp
+    if layout.world_size % grid:
+        raise UsageError(
+            f"World size {layout.world_size} is not divisible by expert TP {expert_tp} × EP {parallel.ep} × "
+            f"PP {parallel.pp} = {grid}."
+        )
+    if parallel.tp > 1 and parallel.ep > 1 and not arguments.has("--sequence-parallel"):
+        raise UsageError("Experts with both TP and EP need --sequence-parallel.")
+
+
+# (flag, what it needs or excludes, the sentence)
+_EXCLUDES = (
+    ("--fp16", "--bf16", "--fp16 and --bf16 exclude each other."),
+    ("--train-iters", "--train-samples", "--train-iters and --train-samples exclude each other."),
+    ("--train-iters", "--rampup-batch-size", "--rampup-batch-size works with --train-samples, not with --train-iters."),
+)
+_NEEDS = (
+    ("--overlap-param-gather", "--use-distributed-optimizer"),
+    ("--overlap-param-gather", "--overlap-grad-reduce"),
+    ("--reuse-fp32-param", "--bf16"),
+    ("--reuse-fp32-param", "--use-distributed-optimizer"),
+)
+
+
+def _check_flags(arguments: Arguments) -> None:
+    for one, other, sentence in _EXCLUDES:
+        if arguments.has(one) and arguments.has(other):
+            raise UsageError(sentence)
+    for flag, needed in _NEEDS:
+        if arguments.has(flag) and not arguments.has(needed):
+            raise UsageError(f"{flag} needs {needed}.")

@@ -1,0 +1,257 @@
+"""Where a job's layers, ranks and microbatches are: the one layout that the planner, the trainer and the search share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mindspeed_dryrun.errors import UsageError
+from mindspeed_dryrun.megatron.arguments import Arguments
+
+RING, ULYSSES = "megatron_cp_algo", "ulysses_cp_algo"
+# Context parallelism by a ring: what a rank holds at once depends on its place in the ring.
+RING_ALGORITHMS = (RING, "hybrid_cp_algo", "adaptive_cp_algo", "hybrid_adaptive_cp_algo")
+
+# [stage][chunk] → indices of its layers
+StageLayers = tuple[tuple[tuple[int, ...], ...], ...]
+
+
+@dataclass(frozen=True)
+class Parallel:
+    """The parallel sizes of a job. `vpp` is the number of chunks per stage, None without the interleaved schedule."""
+
+    tp: int = 1
+    pp: int = 1
+    dp: int = 1
+    cp: int = 1
+    ep: int = 1
+    vpp: int | None = None
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a rank stands in the layout."""
+
+    tp: int
+    cp: int
+    dp: int
+    pp: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """Ranks and layers of a job. `stages` holds every layer that Megatron counts, no-op layers included."""
+
+    world_size: int
+    parallel: Parallel
+    stages: StageLayers
+    noop: frozenset[int]
+    pipeline_before_data: bool = False  # --use-tp-pp-dp-mapping
+
+    @property
+    def order(self) -> str:
+        """As `initialize_model_parallel` takes it (Megatron-LM core_v0.12.1, megatron/training/initialize.py:354)."""
+        return "tp-cp-ep-pp-dp" if self.pipeline_before_data else "tp-cp-ep-dp-pp"
+
+    def place(self, rank: int) -> Place:
+        """Tensor fastest, then context; then data and pipeline, or pipeline and data."""
+        sizes = self.parallel
+        rank, tp = divmod(rank, sizes.tp)
+        rank, cp = divmod(rank, sizes.cp)
+        if self.pipeline_before_data:
+            dp, pp = divmod(rank, sizes.pp)
+        else:
+            pp, dp = divmod(rank, sizes.dp)
+        return Place(tp, cp, dp, pp)
+
+    def rank_at(self, place: Place) -> int:
+        """The inverse of `place`."""
+        sizes = self.parallel
+        by_data, by_stage = place.dp * sizes.pp + place.pp, place.pp * sizes.dp + place.dp
+        outer = by_data if self.pipeline_before_data else by_stage
+        return (outer * sizes.cp + place.cp) * sizes.tp + place.tp
+
+    def real_layers(self, stage: int) -> tuple[tuple[int, ...], ...]:
+        """By chunk, the layers of a stage that are not no-ops."""
+        return tuple(tuple(layer for layer in chunk if layer not in self.noop) for chunk in self.stages[stage])
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Samples of one iteration."""
+
+    micro: int
+    whole: int  # of all data-parallel ranks
+    microbatches: int  # of one iteration on one rank
+
+
+def held_microbatches(pp: int, vpp: int | None, stage: int, microbatches: int) -> tuple[int, ...]:
+    """For each chunk of a stage, the microbatches whose activations are held when the warm-up is over.
+
+    Megatron's schedules: 1F1B holds `pp - stage`; the interleaved one runs `2 (pp - stage - 1) + (vpp - 1) pp` passes
+    before the first backward pass, in groups of `pp` microbatches a chunk, and then one more
+    (Megatron-LM core_v0.12.1, megatron/core/pipeline_parallel/schedules.py, `get_pp_rank_microbatches`).
+    """
+    if vpp is None:
+        return (min(microbatches, pp - stage),)
+    passes = min(microbatches * vpp, 2 * (pp - stage - 1) + (vpp - 1) * pp + 1)
+    held = [0] * vpp
+    for index in range(passes):
+        held[index // pp % vpp] += 1
+    return tuple(held)
+
+
+def read_layout(arguments: Arguments, world_size: int) -> Layout:
+    """The layout that the arguments spell out, or a `UsageError` with the numbers and the way out."""
+    tp = arguments.positive("--tensor-model-parallel-size", 1)
+    pp = arguments.positive("--pipeline-model-parallel-size", 1)
+    cp = arguments.positive("--context-parallel-size", 1)
+    ep = arguments.positive("--expert-model-parallel-size", 1)
+    size = tp * pp * cp
+    if world_size % size:
+        more = f"use a multiple of {size} ranks" if world_size > size else f"it needs at least {size} ranks"
+        raise UsageError(f"World size {world_size} is not divisible by TP {tp} × PP {pp} × CP {cp} = {size}: {more}.")
+    vpp = _virtual_stages(arguments, pp)
+    noop = _noop_layers(arguments)
+    return Layout(
+        world_size=world_size,
+        parallel=Parallel(tp=tp, pp=pp, dp=world_size // size, cp=cp, ep=ep, vpp=vpp),
+        stages=_stages(arguments, pp, vpp, noop),
+        noop=noop,
+        pipeline_before_data=arguments.has("--use-tp-pp-dp-mapping"),
+    )
+
+
+def read_batch(arguments: Arguments, dp: int) -> Batch:
+    """The batch of one iteration; it must be made of whole microbatches on every data-parallel rank."""
+    micro = arguments.positive("--micro-batch-size", 1)
+    step = dp * micro
+    whole = arguments.positive("--global-batch-size", step)
+    if whole % step:
+        near = [value for value in (whole // step * step, (whole // step + 1) * step) if value]
+        raise UsageError(
+            f"--global-batch-size {whole} is not divisible by DP {dp} × micro batch {micro} = {step}: "
+            f"use {' or '.join(map(str, near))}."
+        )
+    return Batch(micro, whole, whole // step)
+
+
+def _virtual_stages(arguments: Arguments, pp: int) -> int | None:
+    if arguments.text("--schedules-method") == "dualpipev":
+        return 2
+    each = arguments.number("--num-layers-per-virtual-pipeline-stage")
+    chunks = arguments.number("--num-virtual-stages-per-pipeline-rank")
+    if each is None and chunks is None:
+        return None
+    if pp == 1:
+        raise UsageError("Virtual pipeline stages (VPP) need a pipeline: --pipeline-model-parallel-size is 1.")
+    if each is not None and chunks is not None:
+        raise UsageError(
+            "--num-layers-per-virtual-pipeline-stage and --num-virtual-stages-per-pipeline-rank exclude each other."
+        )
+    if chunks is not None:
+        return max(1, chunks)
+    layers, each = arguments.positive("--num-layers", 1) + sum(_accounted(arguments)), max(1, each or 1)
+    if layers % pp or layers // pp % each:
+        raise UsageError(_uneven(arguments, layers, pp, each))
+    return layers // pp // each
+
+
+def _noop_layers(arguments: Arguments) -> frozenset[int]:
+    layers = arguments.positive("--num-layers", 1)
+    found = frozenset(arguments.numbers("--noop-layers"))
+    wrong = sorted(index for index in found if not 0 <= index < layers)
+    if wrong:
+        raise UsageError(
+            f"--noop-layers names layer {wrong[0]}, but there are layers 0 to {layers - 1}: "
+            "--num-layers must count the no-op layers too."
+        )
+    return found
+
+
+def _stages(arguments: Arguments, pp: int, vpp: int | None, noop: frozenset[int]) -> StageLayers:
+    chunks, layers = vpp or 1, arguments.positive("--num-layers", 1)
+    listed = arguments.has("--num-layer-list") and not noop  # no-op layers switch the list off
+    counts = _listed(arguments, pp, vpp, layers) if listed else _even_or_ends(arguments, pp, chunks, layers)
+    order = [(stage, chunk) for chunk in range(chunks) for stage in range(pp)]
+    if arguments.text("--schedules-method") == "dualpipev":  # the second chunk runs back: a V
+        order = [(stage, 0) for stage in range(pp)] + [(stage, 1) for stage in reversed(range(pp))]
+    found: list[list[tuple[int, ...]]] = [[() for _ in range(chunks)] for _ in range(pp)]
+    start = 0
+    for stage, chunk in order:
+        count = counts[stage][chunk]
+        found[stage][chunk] = tuple(range(start, start + count))
+        start += count
+    return tuple(tuple(stage) for stage in found)
+
+
+def _listed(arguments: Arguments, pp: int, vpp: int | None, layers: int) -> list[list[int]]:
+    counts, text = arguments.numbers("--num-layer-list"), arguments.text("--num-layer-list")
+    if len(counts) != pp:
+        raise UsageError(f"--num-layer-list {text} has {len(counts)} stages and PP is {pp}: they must agree.")
+    if sum(counts) != layers:
+        raise UsageError(f"--num-layer-list {text} adds up to {sum(counts)} layers and --num-layers is {layers}.")
+    if pp == 1:
+        raise UsageError("--num-layer-list needs a pipeline: --pipeline-model-parallel-size is 1.")
+    if vpp:
+        raise UsageError("--num-layer-list and virtual pipeline stages (VPP) exclude each other.")
+    return [[count] for count in counts]
+
+
+def _accounted(arguments: Arguments) -> tuple[int, int]:
+    """Whether embedding and loss count as a layer each when layers are dealt out."""
+    return (
+        int(arguments.has("--account-for-embedding-in-pipeline-split")),
+        int(arguments.has("--account-for-loss-in-pipeline-split")),
+    )
+
+
+def _even_or_ends(arguments: Arguments, pp: int, chunks: int, layers: int) -> list[list[int]]:
+    """Layers of each chunk of each stage; the first and the last stage may have fewer."""
+    first = arguments.number("--decoder-first-pipeline-num-layers")
+    last = arguments.number("--decoder-last-pipeline-num-layers")
+    if first is not None or last is not None:
+        middle = pp - (first is not None) - (last is not None)
+        rest = layers - (first or 0) - (last or 0)
+        if rest < 0 or (middle and rest % middle) or (not middle and rest):
+            raise UsageError(f"{rest} layers are left for {middle} stages between the first and the last: uneven.")
+        counts = [rest // middle if middle else 0] * pp
+        counts[0] = first if first is not None else counts[0]
+        counts[-1] = last if last is not None else counts[-1]
+        if any(count % chunks for count in counts):
+            raise UsageError(_uneven(arguments, layers, pp, chunks))
+        return [[count // chunks] * chunks for count in counts]
+    embedding, loss = _accounted(arguments)
+    total = layers + embedding + loss
+    if total % (pp * chunks):
+        raise UsageError(_uneven(arguments, layers, pp, chunks))
+    found = [[total // (pp * chunks)] * chunks for _ in range(pp)]
+    found[0][0] -= embedding
+    found[-1][-1] -= loss
+    return found
+
+
+def _uneven(arguments: Arguments, layers: int, pp: int, each: int) -> str:
+    """28 layers over PP 4 with 2 layers a chunk, and the way out: no-op layers."""
+    interleaved = arguments.has_any(("--num-layers-per-virtual-pipeline-stage", "--num-virtual-stages-per-pipeline-rank"))
+    multiple = pp * each
+    target = math.ceil(layers / multiple) * multiple
+    lacking = target - layers
+    chunks = f" with chunks of {each} layers (multiples of {multiple})" if interleaved else ""
+    old = [int(item) for item in (arguments.text("--noop-layers") or "").split(",") if item.strip().isdigit()]
+    indices = ",".join(map(str, [*old, *range(layers, target)]))
+    sentence = (
+        f"{layers} layers cannot be divided over PP {pp}{chunks}: add {lacking} no-op layer{'s' if lacking > 1 else ''} "
+        f"to reach {target} (-- --num-layers {target} --noop-layers {indices}; any {len(old) + lacking} indices will do)"
+    )
+    if not interleaved:
+        split = ",".join(map(str, spread(layers, pp)))
+        sentence += f", or split them unevenly (-- --num-layer-list {split})"
+    return sentence + "."
+
+
+def spread(layers: int, stages: int) -> Sequence[int]:
+    """As even as can be; the later stages, which hold fewer microbatches, get the larger share."""
+    small, more = divmod(layers, stages)
+    return [small + (stage >= stages - more) for stage in range(stages)]

@@ -1,0 +1,212 @@
+"""The flags that the embedded trainer models, as typed fields: `--num-layers` is `num_layers: int`.
+
+One class for each thing that flags change; its docstring is what the flag table says of them. A field's type and default
+are the flag's; `bool` is a switch, `X | None` has no default. The tags are those of `flags.py`. Where a value cannot be
+modelled, `only` names those that can.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+
+def only(*values: object, default: object = ..., tags: tuple[str, ...] = ()) -> Any:
+    """Modelled with these values only; the first is the default unless another one is given."""
+    chosen = values[0] if default is ... else default
+    return field(default=chosen, metadata={"allowed": values, "tags": tags})
+
+
+def tagged(default: object, *tags: str) -> Any:
+    """A flag with tags."""
+    return field(default=default, metadata={"tags": tags})
+
+
+def by_strategy(default: object) -> Any:
+    """A flag that a parallel strategy decides."""
+    return tagged(default, "strategy")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelFlags:
+    """size of the model"""
+
+    about: ClassVar[str] = "model"
+    num_layers: int = tagged(0, "required", "strategy")
+    hidden_size: int = tagged(0, "required")
+    ffn_hidden_size: int | None = None
+    num_attention_heads: int = tagged(0, "required")
+    kv_channels: int | None = None
+    group_query_attention: bool = False
+    num_query_groups: int | None = None
+    max_position_embeddings: int | None = None
+    padded_vocab_size: int | None = None
+    vocab_size: int | None = None
+    make_vocab_size_divisible_by: int = 128
+    qk_layernorm: bool = False
+    untie_embeddings_and_output_weights: bool = False
+    disable_bias_linear: bool = False
+    add_qkv_bias: bool = False
+    normalization: str = only("LayerNorm", "RMSNorm")
+    post_norm: bool = False
+    position_embedding_type: str = only("learned_absolute", "rope", "none")
+    no_position_embedding: bool = False
+    use_rotary_position_embeddings: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerFlags:
+    """how the layers compute, and so what they save for the backward pass"""
+
+    about: ClassVar[str] = "layers"
+    swiglu: bool = False
+    geglu: bool = False
+    gelu_tanh: bool = False
+    no_bias_swiglu_fusion: bool = False
+    no_bias_gelu_fusion: bool = False
+    no_bias_dropout_fusion: bool = False
+    use_fused_rmsnorm: bool = False
+    use_fused_rotary_pos_emb: bool = False
+    use_glm_rope: bool = False
+    rotary_percent: float = 1.0
+    rotary_interleaved: bool = False
+    partial_rotary_factor: float | None = None
+    use_flash_attn: bool = False
+    attention_dropout: float = 0.1
+    hidden_dropout: float = 0.1
+    add_rmsnorm_offset: bool = False
+    rmsnorm_weight_in_fp32: bool = False
+    input_embeds_norm: bool = False
+    scale_emb: float | None = None
+    scale_depth: float | None = None
+    dim_model_base: float | None = None
+    embedding_multiplier_scale: float = 1.0
+    output_multiplier_scale: float | None = None
+    output_logit_softcapping: float | None = None
+    interleave_sliding_window: int | None = None
+    query_pre_attn_scalar: int | None = None
+    fp32_residual_connection: bool = False
+    no_post_layer_norm: bool = False
+    attention_mask_type: str = only("causal")
+    shape_order: str = only("SBH", "BNSD")
+    fp16_lm_cross_entropy: bool = False
+    cross_entropy_loss_fusion: bool = False
+    cross_entropy_fusion_impl: str = only("native")
+    no_check_for_nan_in_loss_and_grad: bool = False
+    reset_position_ids: bool = False
+    spec: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RotaryFlags:
+    """rotary frequencies: a table of [sequence, head] kept for the step"""
+
+    about: ClassVar[str] = "layers"
+    rotary_base: float = 10000.0
+    rope_scaling_type: str | None = only("llama3", "yarn", default=None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchFlags:
+    """tokens of one microbatch and how many are in flight"""
+
+    about: ClassVar[str] = "batch"
+    seq_length: int = tagged(0, "required")
+    micro_batch_size: int = tagged(0, "required", "strategy")
+    global_batch_size: int | None = None
+    train_iters: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayoutFlags:
+    """what a rank holds of the model"""
+
+    about: ClassVar[str] = "layout"
+    tensor_model_parallel_size: int = by_strategy(1)
+    pipeline_model_parallel_size: int = by_strategy(1)
+    num_layers_per_virtual_pipeline_stage: int | None = by_strategy(None)
+    num_virtual_stages_per_pipeline_rank: int | None = by_strategy(None)
+    sequence_parallel: bool = by_strategy(False)
+    num_layer_list: str | None = by_strategy(None)
+    noop_layers: str | None = by_strategy(None)
+    no_overlap_p2p_communication: bool = False
+    microbatch_group_size_per_virtual_pipeline_stage: int | None = tagged(None, "filling")
+    use_tp_pp_dp_mapping: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class FusedLinearFlags:
+    """linear layers in one kernel with their collective, whose own buffers (NNAL) no engine counts"""
+
+    about: ClassVar[str] = "layers"
+    use_ascend_coc: bool = False
+    coc_fused_kernel: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContextFlags:
+    """what a rank holds of the sequence"""
+
+    about: ClassVar[str] = "layout"
+    context_parallel_size: int = by_strategy(1)
+    context_parallel_algo: str = only("megatron_cp_algo", "ulysses_cp_algo", "hybrid_cp_algo", tags=("strategy",))
+    ulysses_degree_in_cp: int | None = None
+    cp_window_size: int = 1
+    use_cp_send_recv_overlap: bool = False
+    use_fused_ring_attention_update: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecomputeFlags:
+    """activations kept or recomputed"""
+
+    about: ClassVar[str] = "recompute"
+    recompute_granularity: str | None = only("full", "selective", default=None, tags=("strategy",))
+    recompute_activations: bool = by_strategy(False)
+    recompute_method: str | None = only("uniform", "block", default=None, tags=("strategy",))
+    recompute_num_layers: int | None = by_strategy(None)
+    distribute_saved_activations: bool = False
+    enable_recompute_layers_per_pp_rank: bool = by_strategy(False)
+    recompute_activation_function: bool = tagged(False, "fewer_activations")
+    recompute_activation_function_num_layers: int | None = None
+    recompute_norm: bool = tagged(False, "fewer_activations")
+    recompute_norm_num_layers: int | None = None
+    reduce_recompute_for_last_chunk: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class StateFlags:
+    """parameter, gradient and optimizer buffers"""
+
+    about: ClassVar[str] = "optimizer"
+    bf16: bool = False
+    fp16: bool = False
+    use_distributed_optimizer: bool = by_strategy(False)
+    overlap_grad_reduce: bool = False
+    overlap_param_gather: bool = False
+    accumulate_allreduce_grads_in_fp32: bool = False
+    grad_reduce_in_bf16: bool = tagged(False, "fewer_states")
+    ddp_bucket_size: int | None = None
+    ddp_num_buckets: int | None = None
+    reuse_fp32_param: bool = False
+    no_gradient_accumulation_fusion: bool = False
+    optimizer: str = only("adam")
+    optimizer_selection: str = only("fused_adamw", "fused_torch_adamw")
+    clip_grad: float = 1.0
+    loss_scale: float | None = None
+    initial_loss_scale: float = 2.0**32
+    weight_decay: float = 0.01
+    empty_unused_memory_level: int = 0
+    num_distributed_optimizer_instances: int = only(1)
+
+
+GROUPS: tuple[type[Any], ...] = (
+    ModelFlags, LayerFlags, RotaryFlags, BatchFlags, LayoutFlags, FusedLinearFlags, ContextFlags, RecomputeFlags, StateFlags,
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainerFlags(
+    ModelFlags, LayerFlags, RotaryFlags, BatchFlags, LayoutFlags, FusedLinearFlags, ContextFlags, RecomputeFlags, StateFlags
+):  # fmt: skip
+    """Every modelled flag of one job."""
