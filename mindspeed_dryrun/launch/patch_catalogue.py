@@ -5,6 +5,7 @@ A file:
     project: MSAdapter                 # how people call it
     package: msadapter                 # the importable package; where it is absent the patches are not needed
     versions: ["0.5.0b1"]              # versions that every patch of the file is known on
+    engine: mindspore                  # the engine it belongs to (mindspore, torch_npu); default: every engine
     patches:
       - name: msadapter-device-count   # unique
         target: msadapter.cuda:device_count
@@ -32,7 +33,8 @@ from mindspeed_dryrun.rank.patch_calls import Called
 
 ACTIONS = ("return", "set", "skip", "return_argument", "handler", "hide")
 TRAINERS = ("script", "embedded")
-_FILE_FIELDS = {"project", "package", "versions", "patches"}
+ENGINES = ("mindspore", "torch_npu")
+_FILE_FIELDS = {"project", "package", "versions", "engine", "patches"}
 _PATCH_FIELDS = {"name", "target", "package", "versions", "why", "without", "trainers", "called", "purpose", "moved_to",
                  "since", *ACTIONS}  # fmt: skip
 
@@ -47,19 +49,17 @@ def built_in_files() -> list[Path]:
     raise UsageError("The patch catalogue is missing from this installation; install mindspeed-dryrun again.")
 
 
-def compile(files: Iterable[Path] | None = None, extra: Sequence[Path] = ()) -> list[dict[str, Any]]:
-    """The built-in catalogue (or `files`) and the user's own files as a list of JSON-able patches, in file order."""
+def compile(
+    files: Iterable[Path] | None = None, extra: Sequence[Path] = (), engine: str = ENGINES[0]
+) -> list[dict[str, Any]]:
+    """The built-in catalogue (or `files`) and the user's own files as JSON-able patches for `engine`, in file order."""
     patches: dict[str, dict[str, Any]] = {}
     for file in [*(built_in_files() if files is None else files), *extra]:
         for patch in _read(Path(file)):
-            patches.pop(patch["name"], None)  # a user's patch of the same name replaces ours
-            patches[patch["name"]] = patch
+            if engine in patch["engines"]:
+                patches.pop(patch["name"], None)  # a user's patch of the same name replaces ours
+                patches[patch["name"]] = patch
     return list(patches.values())
-
-
-def for_trainer(patches: Iterable[dict[str, Any]], trainer: str) -> list[dict[str, Any]]:
-    """The patches that one trainer wants."""
-    return [patch for patch in patches if trainer in patch["trainers"]]
 
 
 def state(patch: dict[str, Any]) -> str:
@@ -114,6 +114,9 @@ def _checked(entry: Any, content: dict[str, Any], file: Path) -> dict[str, Any]:
     trainers = entry.get("trainers", list(TRAINERS))
     if not isinstance(trainers, list) or not set(trainers) <= set(TRAINERS):
         raise UsageError(f"{where}: `trainers` must be a list out of {', '.join(TRAINERS)}.")
+    engines = [content["engine"]] if "engine" in content else list(ENGINES)
+    if not set(engines) <= set(ENGINES):
+        raise UsageError(f"{file}: `engine` must be one of {', '.join(ENGINES)}.")
     try:
         Called.read(entry.get("called", "never"))
     except UsageError as error:
@@ -124,6 +127,7 @@ def _checked(entry: Any, content: dict[str, Any], file: Path) -> dict[str, Any]:
         "package": entry.get("package") or content.get("package") or module.split(".")[0],
         "versions": [str(version) for version in entry.get("versions") or content.get("versions") or []],
         "trainers": trainers,
+        "engines": engines,
     }
 
 
