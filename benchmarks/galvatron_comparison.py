@@ -14,7 +14,7 @@ from pathlib import Path
 from galvatron import Plan
 from galvatron_search import compare
 
-from mindspeed_dryrun.estimate.hardware import read_hardware
+from mindspeed_dryrun.devices.hardware import read_hardware
 from mindspeed_dryrun.megatron.model_shape import ModelShape
 from mindspeed_dryrun.report.text import table
 
@@ -33,7 +33,7 @@ CASES = [
 
 
 def main() -> None:
-    hardware = read_hardware(ROOT / "examples" / "hardware" / "ascend910b.yaml")
+    hardware = read_hardware("ascend910b-64g")
     rows = []
     for name, cards, budget_gb in CASES:
         found = compare(MODELS[name], cards, budget_gb * 1024, hardware)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import galvatron
 from galvatron import LayerStrategy, Tables
 
-from mindspeed_dryrun.estimate.hardware import Hardware
+from mindspeed_dryrun.devices.hardware import Hardware
 from mindspeed_dryrun.estimate.layer_time import gather_seconds
 from mindspeed_dryrun.estimate.lower_bound import lower_bound_mb, saved_mb, stage_bound_mb, state_mb
 from mindspeed_dryrun.estimate.strategy import Recompute, Strategy

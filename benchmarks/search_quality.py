@@ -17,7 +17,7 @@ import json
 import statistics
 from pathlib import Path
 
-from mindspeed_dryrun.estimate.hardware import read_hardware
+from mindspeed_dryrun.devices.hardware import read_hardware
 from mindspeed_dryrun.estimate.strategy import Recompute, Strategy
 from mindspeed_dryrun.launch.run import LaunchOptions
 from mindspeed_dryrun.launch.script import capture
@@ -102,7 +102,7 @@ def run_case(index: int, folder: Path, jobs: int | None) -> Outcome:
     script.write_text(f"msrun --worker_num {cards} --local_worker_num {cards} pretrain_gpt.py {words}\n")
     call = capture(script)
     shape = read_shape(call.program_args)
-    hardware = read_hardware(ROOT / "examples" / "hardware" / "ascend910b.yaml")
+    hardware = read_hardware("ascend910b-64g")
     per_stage = name.endswith("stages")
     listed = strategies(shape, cards, _BY_STAGE if per_stage else _SPACE)
     measure = DryRuns(call, str(script), 8, folder / "runs", LaunchOptions(trainer="embedded", jobs=jobs, timeout_s=1800))

@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 from scipy.optimize import least_squares
 
-from mindspeed_dryrun.estimate.hardware import Hardware, Range, read_hardware
+from mindspeed_dryrun.devices.hardware import Hardware, Range, read_hardware
 from mindspeed_dryrun.estimate.operators import Operators, read_operators
 from mindspeed_dryrun.estimate.strategy import Strategy, read_strategy
 from mindspeed_dryrun.estimate.time_model import iteration_seconds
@@ -121,7 +121,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("rows", type=Path)
-    parser.add_argument("--hardware", type=Path, default=Path("examples/hardware/ascend910b.yaml"))
+    parser.add_argument("--hardware", default="ascend910b-64g")
     parser.add_argument("--fit", action="store_true")
     options = parser.parse_args(argv)
     rows, hardware = read_published(options.rows), read_hardware(options.hardware)

@@ -1,7 +1,7 @@
 """Fits the time model to your own training logs.
 
-    mindspeed-dryrun calibrate worker_0.log --hardware examples/hardware/ascend910b.yaml --out mine.yaml
-    mindspeed-dryrun calibrate rows.yaml --hardware examples/hardware/ascend910b.yaml --out mine.yaml
+    mindspeed-dryrun calibrate worker_0.log --hardware ascend910b-64g --out mine.yaml
+    mindspeed-dryrun calibrate rows.yaml --hardware ascend910b-64g --out mine.yaml
 
 A SOURCE is a log of a real training run (rank 0's, which prints the trainer's arguments; with --script any rank's), or a
 YAML file with `script` and `rows`, each row with `set`/`args` and one of `log`, `iteration_ms`, `tflops_per_card`.
@@ -22,7 +22,7 @@ from mindspeed_dryrun.estimate.calibration import Row
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Sources and the hardware file to start from."""
     parser.add_argument("sources", metavar="SOURCE", nargs="+", type=Path, help="training logs, or a YAML file of rows")
-    parser.add_argument("--hardware", metavar="FILE", type=Path, required=True, help="the hardware file to start from")
+    parser.add_argument("--hardware", metavar="NAME|FILE", required=True, help="the device or hardware file to start from")
     parser.add_argument("--out", metavar="FILE", type=Path, help="where to write the calibrated hardware file")
     parser.add_argument("--script", metavar="SCRIPT", type=Path, help="the script that the logs come from")
     parser.add_argument("--set", metavar="NAME=VALUE", action="append", default=[], help="script variable, as for launch")
@@ -32,8 +32,8 @@ def run(args: argparse.Namespace) -> int:
     """Reads, fits, prints, writes."""
     import yaml
 
+    from mindspeed_dryrun.devices.hardware import read_hardware, to_yaml
     from mindspeed_dryrun.estimate.calibration import fit
-    from mindspeed_dryrun.estimate.hardware import read_hardware, to_yaml
     from mindspeed_dryrun.report import strategy_page as page
     from mindspeed_dryrun.report.text import table
 

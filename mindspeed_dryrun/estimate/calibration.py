@@ -17,8 +17,8 @@ from pathlib import Path
 
 from scipy.optimize import least_squares
 
+from mindspeed_dryrun.devices.hardware import Hardware
 from mindspeed_dryrun.errors import UsageError
-from mindspeed_dryrun.estimate.hardware import Hardware
 from mindspeed_dryrun.estimate.operators import Operators, read_operators
 from mindspeed_dryrun.estimate.strategy import Strategy, read_strategy
 from mindspeed_dryrun.estimate.time_model import USUAL, iteration_seconds

@@ -17,8 +17,8 @@ import functools
 import math
 from dataclasses import dataclass
 
+from mindspeed_dryrun.devices.hardware import Hardware
 from mindspeed_dryrun.estimate import volumes
-from mindspeed_dryrun.estimate.hardware import Hardware
 from mindspeed_dryrun.estimate.operators import Experts, Latent, Operators
 from mindspeed_dryrun.estimate.strategy import Strategy
 from mindspeed_dryrun.megatron.model_shape import ModelShape

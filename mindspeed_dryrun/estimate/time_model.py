@@ -14,8 +14,8 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from mindspeed_dryrun.devices.hardware import Hardware
 from mindspeed_dryrun.estimate import volumes
-from mindspeed_dryrun.estimate.hardware import Hardware
 from mindspeed_dryrun.estimate.layer_time import (
     Case,
     LayerTime,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mindspeed_dryrun.estimate.hardware import Hardware
+from mindspeed_dryrun.devices.hardware import Hardware
 from mindspeed_dryrun.estimate.layer_time import Case
 from mindspeed_dryrun.estimate.operators import Operators
 from mindspeed_dryrun.estimate.strategy import Strategy

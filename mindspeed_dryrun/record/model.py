@@ -36,6 +36,17 @@ class EngineSummary:
 
 
 @dataclass(frozen=True)
+class Device:
+    """The card that a verdict is about."""
+
+    name: str  # as `--device` takes it
+    title: str  # for people
+    total_mb: int  # as the driver reports it
+    usable_mb: int  # by the framework's memory pool
+    source: str  # of the two figures: published, derived, measured
+
+
+@dataclass(frozen=True)
 class RankReport:
     """One simulated (or really run) rank. Figures are None where the engine printed none."""
 

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from mindspeed_dryrun.devices.hardware import Hardware
 from mindspeed_dryrun.estimate import volumes
-from mindspeed_dryrun.estimate.hardware import Hardware
 from mindspeed_dryrun.estimate.strategy import Strategy
 from mindspeed_dryrun.estimate.time_model import Estimate, estimate
 from mindspeed_dryrun.megatron.flags import FLAGS, with_tag

@@ -18,8 +18,8 @@ import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from mindspeed_dryrun.devices.hardware import Hardware
 from mindspeed_dryrun.errors import DryRunError
-from mindspeed_dryrun.estimate.hardware import Hardware
 from mindspeed_dryrun.estimate.lower_bound import lower_bound_mb
 from mindspeed_dryrun.estimate.memory_model import MemoryModel, Observation, Prediction
 from mindspeed_dryrun.estimate.operators import Operators

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from mindspeed_dryrun.devices.hardware import CLUSTER_KEYS, Hardware, in_cluster, read_hardware
 from mindspeed_dryrun.errors import UsageError
-from mindspeed_dryrun.estimate.hardware import CLUSTER_KEYS, Hardware, in_cluster, read_hardware
 from mindspeed_dryrun.record.yaml_file import Section, read_yaml
 from mindspeed_dryrun.search.space import Space, read_space
 from mindspeed_dryrun.units import parse_size_mb
@@ -37,7 +37,7 @@ class SearchFile:
 def read_search(path: Path) -> SearchFile:
     """A search file, or a `UsageError` that names the key."""
     section = Section(read_yaml(path), str(path), _KEYS)
-    hardware = read_hardware(path.parent / section.text("hardware"))
+    hardware = read_hardware(section.text("hardware"), path.parent)
     keys = ("nodes", "cards_per_node", *CLUSTER_KEYS)
     cluster = Section(section.data.get("cluster") or {}, f"{path}: 'cluster'", keys)
     hardware = in_cluster(hardware, cluster)

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from mindspeed_dryrun.devices.hardware import Hardware, read_hardware
 from mindspeed_dryrun.errors import DryRunError, UsageError
-from mindspeed_dryrun.estimate.hardware import Hardware, read_hardware
 from mindspeed_dryrun.estimate.operators import read_operators
 from mindspeed_dryrun.estimate.strategy import read_strategy
 from mindspeed_dryrun.estimate.time_model import NEWEST, Estimate, Release, estimate
@@ -127,7 +127,7 @@ def read_sweep(path: Path) -> SweepFile:
         script=script,
         variants=tuple(variants),
         budget_mb=parse_size_mb(section.text("budget")) if section.has("budget") else None,
-        hardware=read_hardware(path.parent / section.text("hardware")) if section.has("hardware") else None,
+        hardware=read_hardware(section.text("hardware"), path.parent) if section.has("hardware") else None,
         release=read_release(section),
     )
 

@@ -95,7 +95,7 @@ def test_a_search_verifies_its_winner(script: Path, tmp_path: Path, capsys: pyte
         yaml.safe_dump(
             {
                 "script": "train.sh",
-                "hardware": str(ROOT / "examples" / "hardware" / "ascend910b.yaml"),
+                "hardware": "ascend910b-64g",
                 "cluster": {"nodes": 1, "cards_per_node": 2},
                 "budget": "2G",
                 "winners": 1,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from mindspeed_dryrun.estimate.hardware import Hardware, read_hardware
+from mindspeed_dryrun.devices.hardware import Hardware, read_hardware
 from mindspeed_dryrun.megatron.model_shape import ModelShape
 
 ROOT = Path(__file__).parents[2]
@@ -32,4 +32,4 @@ MODELS = {
 
 
 def hardware() -> Hardware:
-    return read_hardware(EXAMPLES / "hardware" / "ascend910b.yaml")
+    return read_hardware("ascend910b-64g")

@@ -298,7 +298,7 @@ def _file(tmp_path: Path, **changes: object) -> Path:
 
     data: dict[str, object] = {
         "script": str(EXAMPLES / "lab" / "qwen25_7b_8p.sh"),
-        "hardware": str(EXAMPLES / "hardware" / "ascend910b.yaml"),
+        "hardware": "ascend910b-64g",
         "budget": "58G",
     }
     data |= changes

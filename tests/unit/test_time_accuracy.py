@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from strategy_models import EXAMPLES, ROOT, hardware
+from strategy_models import ROOT, hardware
 
-from mindspeed_dryrun.estimate.hardware import read_hardware
+from mindspeed_dryrun.devices.hardware import names, read_hardware
 from mindspeed_dryrun.estimate.operators import read_operators
 from mindspeed_dryrun.estimate.time_model import predict_time
 
@@ -93,9 +93,9 @@ def test_operators_are_read() -> None:
     assert (found.experts.parallel, found.experts.tensor, found.experts.shared_ffn) == (8, 1, 2048)
 
 
-@pytest.mark.parametrize("path", sorted((EXAMPLES / "hardware").glob("*.yaml")), ids=lambda path: path.stem)
-def test_hardware_files_are_consistent(path: Path) -> None:
-    found = read_hardware(path)
+@pytest.mark.parametrize("name", names())
+def test_hardware_files_are_consistent(name: str) -> None:
+    found = read_hardware(name)
     assert found.usable_mb < found.total_mb < found.hbm_mb
     for name in ("matmul_tflops", "memory_gb_s", "attention_gscores_s"):
         assert getattr(found, name).low < getattr(found, name).typical < getattr(found, name).high

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from strategy_models import EXAMPLES, MODELS, hardware
 
 from mindspeed_dryrun.commands import main
+from mindspeed_dryrun.devices.hardware import Hardware, Range, build_hardware, read_hardware, to_yaml
 from mindspeed_dryrun.errors import UsageError
 from mindspeed_dryrun.estimate.calibration import Row, fit, read_log, row_of_log
-from mindspeed_dryrun.estimate.hardware import Hardware, Range, build_hardware, read_hardware, to_yaml
 from mindspeed_dryrun.estimate.layer_time import gather_seconds, matmul_seconds
 from mindspeed_dryrun.estimate.strategy import Recompute, Strategy
 from mindspeed_dryrun.estimate.time_model import (
@@ -244,7 +244,7 @@ def test_a_log_is_read_with_its_arguments(tmp_path: Path) -> None:
 def test_a_log_of_another_rank_needs_the_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "worker_7.log"
     path.write_text("\n".join(line for line in LOG.splitlines() if "....." not in line))
-    base = ["calibrate", str(path), "--hardware", str(EXAMPLES / "hardware" / "ascend910b.yaml")]
+    base = ["calibrate", str(path), "--hardware", "ascend910b-64g"]
     assert main(base) == 2
     assert "worker_0.log" in capsys.readouterr().err
     out = tmp_path / "mine.yaml"
@@ -259,7 +259,7 @@ def test_a_log_of_another_rank_needs_the_script(tmp_path: Path, capsys: pytest.C
 def test_the_rows_of_the_lab_calibrate_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = str(EXAMPLES / "searches" / "lab_rows.yaml")
     out = tmp_path / "lab.yaml"
-    assert main(["calibrate", rows, "--hardware", str(EXAMPLES / "hardware" / "ascend910b.yaml"), "--out", str(out)]) == 0
+    assert main(["calibrate", rows, "--hardware", "ascend910b-64g", "--out", str(out)]) == 0
     assert "times as fast as" in capsys.readouterr().out
     assert read_hardware(out).error is not None
 
@@ -276,7 +276,7 @@ def test_the_rows_of_the_lab_calibrate_from_the_command_line(tmp_path: Path, cap
 def test_rows_that_cannot_be_meant(tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, sentence: str) -> None:
     path = tmp_path / "rows.yaml"
     path.write_text(text)
-    assert main(["calibrate", str(path), "--hardware", str(EXAMPLES / "hardware" / "ascend910b.yaml")]) == 2
+    assert main(["calibrate", str(path), "--hardware", "ascend910b-64g"]) == 2
     assert sentence in capsys.readouterr().err
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -11,6 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from mindspeed_dryrun.errors import UsageError
+from mindspeed_dryrun.record.model import Device
 from mindspeed_dryrun.record.yaml_file import Section, read_yaml
 
 
@@ -31,6 +34,7 @@ class Range:
 class Hardware:
     """One kind of card and its links. Bandwidths are GB/s (10⁹ bytes) in one direction, as achieved."""
 
+    key: str  # the file's name: what `--device` and `--hardware` take
     name: str
     matmul_tflops: Range
     attention_gscores_s: Range  # 10⁹ scores (a query times a key) a second of fused attention, forward
@@ -54,6 +58,11 @@ class Hardware:
     fitted: tuple[str, ...] = ()  # figures fitted to published throughput
     calibrated: tuple[str, ...] = ()  # the rows that the efficiencies were fitted to
     error: float | None = None  # relative; nine of ten jobs like the fitted ones stay within it
+
+    @property
+    def device(self) -> Device:
+        """Its memory: what a verdict is about."""
+        return Device(self.key, self.name, self.total_mb, self.usable_mb, self.memory_source)
 
     @property
     def trust(self) -> str:
@@ -122,6 +131,7 @@ class HardwareFile(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     name: str
+    also_called: tuple[str, ...] = Field(default=(), description="other names that `--device` takes")
     matmul_tflops: Figure = Field(description="bf16 products as a training run gets them, 10^12 operations a second")
     attention_gscores_s: Figure = Field(description="fused attention, 10^9 scores a second, forward")
     hbm_gb_s: Figure = Field(description="memory as a matrix product reads it, 10^9 bytes a second")
@@ -152,9 +162,32 @@ RANGES = (
 )  # fmt: skip
 
 
-def read_hardware(path: Path) -> Hardware:
-    """A hardware file, or a sentence that says what is wrong with it."""
-    return build_hardware(read_yaml(path), str(path))
+_FOLDER = Path(__file__).parent
+DEFAULT = "ascend910b-64g"
+
+
+def names() -> tuple[str, ...]:
+    """The devices that come with the program, the default first."""
+    return tuple(sorted((file.stem for file in _FOLDER.glob("*.yaml")), key=lambda name: (name != DEFAULT, name)))
+
+
+def read_hardware(text: str | Path, beside: Path = Path()) -> Hardware:
+    """The device of this name, or a file of the user's own (relative to `beside`); a `UsageError` says what is wrong."""
+    if isinstance(text, Path) or text.endswith((".yaml", ".yml")) or os.sep in text:
+        return build_hardware(read_yaml(beside / text), str(beside / text))
+    for name in names():
+        file = _FOLDER / f"{name}.yaml"
+        data = read_yaml(file)
+        if _letters(text) in {_letters(alias) for alias in (name, *data.get("also_called", ()))}:
+            return build_hardware(data, str(file))
+    near = difflib.get_close_matches(text.lower(), names(), 1, 0.5)
+    hint = f"Did you mean {near[0]}? " if near else ""
+    raise UsageError(f"There is no device '{text}'. {hint}Known are {', '.join(names())}, or a YAML file of your own.")
+
+
+def _letters(name: str) -> str:
+    """Spelling does not matter: `Ascend 910B (64 GB)` is `ascend910b-64g` is `910b-64g`."""
+    return re.sub(r"[^a-z0-9]|(?<=\dg)b", "", name.lower().replace(" ", "")).removeprefix("ascend")
 
 
 def build_hardware(data: dict[str, Any], where: str) -> Hardware:
@@ -163,8 +196,9 @@ def build_hardware(data: dict[str, Any], where: str) -> Hardware:
         file = HardwareFile.model_validate(data)
     except ValidationError as error:
         raise UsageError(_sentence(error, data, where)) from None
-    values: dict[str, Any] = {name: getattr(file, name) for name in HardwareFile.model_fields if name != "hbm_gb"}
+    values: dict[str, Any] = {name: getattr(file, name) for name in HardwareFile.model_fields if name not in ("hbm_gb", "also_called")}
     values |= {name: Range(*values[name]) for name in RANGES}
+    values |= {"key": Path(where).stem}
     values |= {"link_cards": file.link_cards or file.cards_per_node, "hbm_mb": int(file.hbm_gb * 1024)}
     return Hardware(**values)
 
@@ -207,6 +241,8 @@ def to_yaml(hardware: Hardware) -> dict[str, Any]:
     """The inverse of `build_hardware`."""
     data: dict[str, Any] = {}
     for name in HardwareFile.model_fields:
+        if name == "also_called":
+            continue
         value = hardware.hbm_mb / 1024 if name == "hbm_gb" else getattr(hardware, name)
         if isinstance(value, Range):
             value = [round(end, 4) for end in (value.low, value.typical, value.high)]
