@@ -19,9 +19,10 @@ from pathlib import Path
 
 from mindspeed_dryrun.launch.job import Job, understand
 from mindspeed_dryrun.launch.msrun_call import read_msrun_call
-from mindspeed_dryrun.launch.run import LaunchOptions, dry_run_job
+from mindspeed_dryrun.launch.run import Execution, dry_run_job
 from mindspeed_dryrun.megatron.arguments import override_args
 from mindspeed_dryrun.record.model import RankReport, Report
+from mindspeed_dryrun.record.run_spec import RunSpec
 
 COMMON = """
 --use-mcore-models --sequence-parallel --disable-bias-linear --use-flash-attn --swiglu --use-fused-swiglu --normalization RMSNorm
@@ -120,7 +121,7 @@ def job_of(case: Case) -> Job:
 
 def run(case: Case, trainer: str, out: Path, jobs: int) -> Report:
     print(f"{case.model} {case.layout}: {trainer}", file=sys.stderr)
-    return dry_run_job(job_of(case), out, LaunchOptions(trainer=trainer, jobs=jobs))
+    return dry_run_job(job_of(case), out, RunSpec(trainer=trainer), Execution(jobs=jobs))
 
 
 def figures(rank: RankReport | None) -> str:

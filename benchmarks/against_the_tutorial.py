@@ -28,9 +28,10 @@ from mindspeed_dryrun.engines import packages
 from mindspeed_dryrun.engines.mindspore.engine import choose_engine
 from mindspeed_dryrun.launch import patch_catalogue as catalogue
 from mindspeed_dryrun.launch.job import Job
-from mindspeed_dryrun.launch.run import LaunchOptions, read_job
+from mindspeed_dryrun.launch.run import read_job
 from mindspeed_dryrun.megatron.arguments import override_args
 from mindspeed_dryrun.rank import activation as config
+from mindspeed_dryrun.record.run_spec import RunSpec
 from mindspeed_dryrun.record.worker_log import read_worker_log
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -129,7 +130,7 @@ def main() -> int:
         "--sample-microbatches", type=int, help="run so many microbatches, and twice as many, and scale up"
     )
     args = parser.parse_args()
-    job = read_job(args.script, LaunchOptions(sets=dict(item.split("=", 1) for item in args.sets)))
+    job = read_job(args.script, RunSpec(sets=dict(item.split("=", 1) for item in args.sets)))
     folder = Path(tempfile.mkdtemp(prefix="against-the-tutorial-"))
     try:
         ours = our_way(args.script, args.sets, folder / "ours")

@@ -19,7 +19,8 @@ from mindspeed_dryrun.errors import DryRunError
 from mindspeed_dryrun.launch.job import Job, understand
 from mindspeed_dryrun.launch.msrun_call import read_msrun_call
 from mindspeed_dryrun.launch.rank_classes import rank_classes
-from mindspeed_dryrun.launch.run import LaunchOptions, dry_run_job
+from mindspeed_dryrun.launch.run import Execution, dry_run_job
+from mindspeed_dryrun.record.run_spec import RunSpec
 
 
 def dense(call: dict[str, Any]) -> bool:
@@ -36,7 +37,7 @@ def rows(job: Job, out: Path, ranks: str, jobs: int) -> list[str]:
     if ranks == "ends":
         classes = rank_classes(job)
         ranks = ",".join(str(rank) for rank in sorted({classes[0].rank, classes[-1].rank}))
-    report = dry_run_job(job, out, LaunchOptions(ranks=ranks, trainer="embedded", jobs=jobs))
+    report = dry_run_job(job, out, RunSpec(ranks=ranks, trainer="embedded"), Execution(jobs=jobs))
     name = Path(job.script).stem
     return [
         f"| {name} | {job.world_size} | {layout(job)} | {rank.rank} | {rank.status} | {rank.used_peak_mb} | "

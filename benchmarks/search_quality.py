@@ -19,9 +19,10 @@ from pathlib import Path
 
 from mindspeed_dryrun.devices.hardware import read_hardware
 from mindspeed_dryrun.estimate.strategy import Recompute, Strategy
-from mindspeed_dryrun.launch.run import LaunchOptions
+from mindspeed_dryrun.launch.run import Execution
 from mindspeed_dryrun.launch.script import capture
 from mindspeed_dryrun.megatron.model_shape import read_shape
+from mindspeed_dryrun.record.run_spec import RunSpec
 from mindspeed_dryrun.report.text import say, table
 from mindspeed_dryrun.search.measure import DryRuns
 from mindspeed_dryrun.search.search import Search
@@ -105,7 +106,7 @@ def run_case(index: int, folder: Path, jobs: int | None) -> Outcome:
     hardware = read_hardware("ascend910b-64g")
     per_stage = name.endswith("stages")
     listed = strategies(shape, cards, _BY_STAGE if per_stage else _SPACE)
-    measure = DryRuns(call, str(script), 8, folder / "runs", LaunchOptions(trainer="embedded", jobs=jobs, timeout_s=1800))
+    measure = DryRuns(call, str(script), 8, folder / "runs", RunSpec(trainer="embedded"), Execution(jobs=jobs))
     counted = {}
     everything = every_count(listed) if per_stage else listed
     for number, strategy in enumerate(everything, 1):

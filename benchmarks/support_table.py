@@ -19,8 +19,9 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from mindspeed_dryrun.errors import DryRunError
-from mindspeed_dryrun.launch.run import LaunchOptions, dry_run_job, read_job
+from mindspeed_dryrun.launch.run import Execution, dry_run_job, read_job
 from mindspeed_dryrun.record.model import Report
+from mindspeed_dryrun.record.run_spec import RunSpec
 
 
 @dataclass(frozen=True)
@@ -46,15 +47,15 @@ def training_scripts(folder: Path, patterns: Sequence[str]) -> Iterator[Path]:
             yield script
 
 
-def row_of(script: Path, folder: Path, options: LaunchOptions, records: Path) -> Row:
+def row_of(script: Path, folder: Path, spec: RunSpec, execution: Execution, records: Path) -> Row:
     """Runs one script; what goes wrong is the row's result."""
     name = str(script.relative_to(folder))
     start = time.monotonic()
     try:
-        job = read_job(script, options)
+        job = read_job(script, spec)
         layout = _layout(job.parallel, job.world_size)
         try:
-            report = dry_run_job(job, records / name.removesuffix(".sh").replace("/", "_"), options)
+            report = dry_run_job(job, records / name.removesuffix(".sh").replace("/", "_"), spec, execution)
         except DryRunError as error:
             return Row(name, layout, result=f"not run: {error}")
     except DryRunError as error:
@@ -125,9 +126,10 @@ def main() -> None:
     rows_file = args.records / "rows.json"
     rows = {row["script"]: Row(**row) for row in json.loads(rows_file.read_text())} if rows_file.is_file() else {}
     args.records.mkdir(parents=True, exist_ok=True)
-    options = LaunchOptions(trainer="script", jobs=args.jobs, timeout_s=args.timeout, ranks=args.ranks)
+    spec = RunSpec(trainer="script", ranks=args.ranks)
+    execution = Execution(jobs=args.jobs, timeout_s=args.timeout)
     for script in training_scripts(args.folder, args.only):
-        row = row_of(script, args.folder, options, args.records)
+        row = row_of(script, args.folder, spec, execution, args.records)
         rows[row.script] = row
         print(f"{row.script}: {row.result} {row.ranks}", flush=True)
         ordered = [rows[name] for name in sorted(rows)]

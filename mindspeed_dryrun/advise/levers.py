@@ -11,16 +11,14 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from mindspeed_dryrun.errors import UsageError
-from mindspeed_dryrun.launch.job import Job, understand
-from mindspeed_dryrun.launch.msrun_call import MsrunCall
-from mindspeed_dryrun.megatron.arguments import Arguments, override_args
+from mindspeed_dryrun.launch.job import Job, changed
+from mindspeed_dryrun.megatron.arguments import Arguments
 from mindspeed_dryrun.megatron.layout import Parallel, held_microbatches
-from mindspeed_dryrun.record.model import JobSummary, RankReport, Report
+from mindspeed_dryrun.record.model import RankReport, Report
 from mindspeed_dryrun.report import view
 from mindspeed_dryrun.report.explain import STATIC, Explanation
 
@@ -65,24 +63,23 @@ class _Parts:
     norm: int
 
 
-def levers(report: Report, details: Mapping[str, Any], found: Explanation | None) -> list[Lever]:
+def levers(report: Report, job: Job | None, found: Explanation | None) -> list[Lever]:
     """Levers that the job allows, the one that saves most first. Empty without a job or an explained worst rank."""
-    if found is None or report.job is None or not details:
+    if found is None or report.job is None or job is None or not job.is_megatron:
         return []
     rank = next((item for item in report.ranks if item.rank == found.rank), None)
-    job = rebuild_job(report.job, details)
-    if rank is None or rank.stage is None or job is None:
+    if rank is None or rank.stage is None:
         return []
     parts = _measure(found, job, rank.stage)
     if parts is None:
         return []
     result = []
     for name, flags, new_peak, why in _changes(job, parts, rank.stage, report.ranks):
-        changed = _changed(job, flags)
-        if changed is None:
+        pulled = _changed(job, flags)
+        if pulled is None:
             continue
         if new_peak is None:
-            new_peak = _by_model(job, changed, rank.stage, parts.peak)
+            new_peak = _by_model(job, pulled, rank.stage, parts.peak)
         saves = None if new_peak is None else (parts.peak - int(new_peak)) // 2**20
         if saves is None or saves > 0 or name == _SELECTIVE:  # who asks for it should see that it does not help
             mb = None if new_peak is None else int(new_peak) // 2**20
@@ -95,35 +92,12 @@ def command(script: str, flags: Sequence[str]) -> str:
     return f"mindspeed-dryrun launch {shlex.quote(script)} -- {shlex.join(flags)}"
 
 
-def rebuild_job(summary: JobSummary, details: Mapping[str, Any]) -> Job | None:
-    """The job of a record, from its job.json; None where it does not hold enough."""
-    call = MsrunCall(
-        argv=(),
-        cwd=str(details.get("cwd", ".")),
-        options={"worker_num": str(summary.world_size), "local_worker_num": str(min(8, summary.world_size))},
-        program=str(details.get("program", "pretrain_gpt.py")),
-        program_args=tuple(summary.trainer_args),
-    )
-    try:
-        job = understand(call, summary.script)
-    except UsageError:
-        return None
-    return job if job.is_megatron else None
-
-
 def _changed(job: Job, flags: Sequence[str]) -> Job | None:
     """The job with the lever pulled; None where Megatron would refuse it."""
-    args = override_args(job.args, flags)
-    summary = JobSummary(job.script, job.world_size, job.parallel, "", args)
-    return rebuild_job(summary, {"cwd": job.cwd, "program": job.program})
-
-
-def try_lever(job: Job, lever: Lever) -> Job:
-    """The job to run for a lever."""
-    changed = _changed(job, lever.flags)
-    if changed is None:
-        raise UsageError(f"{lever.name}: Megatron would refuse {shlex.join(lever.flags)}.")
-    return dataclasses.replace(changed, env=job.env)
+    try:
+        return changed(job, flags)
+    except UsageError:
+        return None
 
 
 def _by_model(job: Job, changed: Job, stage: int, peak: int) -> float | None:

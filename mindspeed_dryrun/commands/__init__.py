@@ -20,11 +20,13 @@ VERBS = {
     "sweep": "run variants of one script into one table",
     "search": "find the best parallel strategy under a memory budget",
     "calibrate": "fit the time model to your own training logs",
-    "doctor": "say what is installed, what will be used, what is wrong and how to mend it",
+    "device": "list the cards that a verdict can be about, or read one from real logs",
+    "doctor": "say what is installed, what will be used, what is wrong and how to fix it",
     "patches": "list the patch catalogue and its state against what is installed",
     "activate": "print the environment that makes every msrun of this shell a dry run",
     "deactivate": "print the commands that undo activate",
     "setup": "install the engine packages into their private folder",
+    "schema": "print the JSON Schemas of our files",
 }
 
 

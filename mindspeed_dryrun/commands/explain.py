@@ -11,17 +11,23 @@ itself, is shown as a table of operator times.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import re
 import sys
 from pathlib import Path
 
 from mindspeed_dryrun.advise import levers as advice
 from mindspeed_dryrun.advise import view as advice_view
+from mindspeed_dryrun.advise.report_page import job_to_change
 from mindspeed_dryrun.errors import DryRunError, UsageError
-from mindspeed_dryrun.launch.job import Job
+from mindspeed_dryrun.launch.job import Job, changed
+from mindspeed_dryrun.launch.run import Execution, dry_run_beside
 from mindspeed_dryrun.record.model import RankReport, Report
+from mindspeed_dryrun.record.run_spec import JobFile
+from mindspeed_dryrun.record.store import Record
+from mindspeed_dryrun.record.summary import load_report
 from mindspeed_dryrun.record.trace import read_trace
-from mindspeed_dryrun.report import explain_view, html, trace_view
+from mindspeed_dryrun.report import explain_view, trace_view
 from mindspeed_dryrun.report.explain import Explanation, explain, tracker_files
 
 
@@ -32,6 +38,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rank", type=int, metavar="N", help="default: the worst rank")
     parser.add_argument("--format", choices=("table", "json"), default="table")
     parser.add_argument("--try", dest="try_levers", action="store_true", help="dry-run the proposed changes")
+
+
+def show_explanation(record: Path) -> None:
+    """What `explain RECORD` prints."""
+    run(argparse.Namespace(path=record, rank=None, format="table", try_levers=False))
 
 
 def run(args: argparse.Namespace) -> int:
@@ -62,10 +73,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _report(path: Path) -> Report | None:
     """The record's report, or that of the logs beside a file that a user brings; None where there are none."""
-    from mindspeed_dryrun.commands.report import load
-
     try:
-        return load(path)[0] if path.is_dir() else None
+        return load_report(path)[0] if path.is_dir() else None
     except DryRunError:
         return None
 
@@ -92,28 +101,28 @@ def _advise(args: argparse.Namespace, report: Report | None, found: Explanation)
         if args.try_levers:
             raise UsageError("--try needs a record of mindspeed-dryrun: a file alone does not tell the job.")
         return
-    details = html.read_job_file(args.path).get("details") or {}
-    levers = advice.levers(report, details, found)
+    job_file = Record.open(args.path).job()
+    job = job_to_change(job_file)
+    levers = advice.levers(report, job, found)
     tried: dict[str, Report | str] | None = None
-    if args.try_levers:
+    if args.try_levers and job is not None:
         tried = {}
-        job = advice.rebuild_job(report.job, details)
         for lever in levers:
             print(f"trying {lever.name}", file=sys.stderr)
-            if job is not None:
-                tried[lever.name] = _try(args.path, report, advice.try_lever(job, lever), lever)
+            tried[lever.name] = _try(args.path, job_file, job, lever)
     stage = next((rank.stage for rank in report.ranks if rank.rank == found.rank), None)
     text = advice_view.render(levers, found.peak_bytes // 2**20, stage, tried)
     if text:
         print("\n" + text, end="")
 
 
-def _try(record: Path, report: Report, job: Job, lever: advice.Lever) -> Report | str:
-    from mindspeed_dryrun.launch.run import LaunchOptions, dry_run_job
-
-    trainer = report.job.trainer if report.job else "auto"
-    options = LaunchOptions(budget_mb=report.budget_mb, trainer=trainer, level=report.engine.level or 1)
+def _try(record: Path, job_file: JobFile, job: Job, lever: advice.Lever) -> Report | str:
+    """The job as its record tells it, exports, patches and all, with the lever pulled."""
+    spec = dataclasses.replace(
+        job_file.spec, trainer=job_file.job.trainer, explain=False, ranks="auto", overrides=(), check_classes=0
+    )
     try:
-        return dry_run_job(job, record / "tries" / re.sub(r"[^a-z0-9]+", "-", lever.name.lower()), options)
+        folder = record / "tries" / re.sub(r"[^a-z0-9]+", "-", lever.name.lower())
+        return dry_run_beside(changed(job, lever.flags), folder, spec, Execution())[0]
     except DryRunError as error:
         return str(error)

@@ -5,13 +5,14 @@
 
 Words after SCRIPT are the script's own arguments ($1, $2, …); arguments after -- replace or extend the trainer's.
 The script and everything it names stay untouched; all output goes to --out. The same --out continues where it stopped.
-Exit status: 0 all simulated ranks fit, 3 at least one does not fit, 1 a rank failed or timed out, 2 wrong use.
+Exit status: 0 the job fits, 3 it does not (or leaves less than --margin), 1 a rank failed or the verdict is open, 2 wrong use.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,11 +24,13 @@ from mindspeed_dryrun.launch.plan import (
     Plan,
     changed_environment,
     check_results,
+    make_plan,
     plan_json,
     rewritten_call,
 )
-from mindspeed_dryrun.launch.run import LaunchOptions, default_out, exit_status, plan_job, read_job, run_plan
+from mindspeed_dryrun.launch.run import Execution, default_out, plan_job, read_job, run_plan
 from mindspeed_dryrun.record.model import Report
+from mindspeed_dryrun.record.run_spec import RunSpec
 from mindspeed_dryrun.report.view import ranges
 from mindspeed_dryrun.units import parse_size_mb
 
@@ -45,9 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--microbatches", default="auto", choices=("auto", "all"), help="as many as reach the peak, or all"
     )
     parser.add_argument("--level", type=int, default=1, choices=(0, 1, 2, 3), help="MindSpore's simulation level")
-    parser.add_argument(
-        "--budget", metavar="SIZE", help="memory per card, such as 58G (default: what MindSpore can use)"
-    )
+    add_device_arguments(parser)
     parser.add_argument("--trainer", default="auto", choices=("auto", "script", "embedded"), help="whose program runs")
     parser.add_argument("--jobs", type=int, metavar="N", help="ranks at once (default: by cores and free memory)")
     parser.add_argument("--executor", default="local", choices=("local", "ray"), help="where ranks run")
@@ -71,22 +72,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="tokens of the busiest expert-parallel rank, as a multiple of an even load (default: 1)",
     )
     parser.add_argument("--patches", metavar="FILE", action="append", default=[], help="a patch file of your own")
+    parser.add_argument("--fresh", action="store_true", help="run every rank again, also those of an earlier run")
+
+
+def add_device_arguments(parser: argparse.ArgumentParser) -> None:
+    """The card that a verdict is about; the same for launch and sweep."""
+    parser.add_argument(
+        "--device", metavar="NAME|FILE", help="the card (default: ascend910b-64g; `mindspeed-dryrun device` lists all)"
+    )
+    parser.add_argument("--device-from", metavar="DIR", help="the card whose memory the worker logs of a real run tell")
+    parser.add_argument("--budget", metavar="SIZE", help="memory to stay below, such as 58G (default: what the card leaves)")
+    parser.add_argument("--margin", metavar="SIZE|PERCENT", help="exit with 3 unless this much is left, such as 1G or 2%%")
 
 
 def run(args: argparse.Namespace) -> int:
     """Script → job → plan → record → summary."""
     script = Path(args.script)
-    options = options_from(args)
-    job = read_job(script, options)
-    out = Path(args.out or default_out(script))
+    job = read_job(script, spec_from(args))
+    stem = Path(args.out) if args.out else default_out(script)
     if not args.ab or args.plan_only:
-        return run_job(job, out, args)
-    from mindspeed_dryrun.commands import main
+        return run_job(job, stem, args)
     from mindspeed_dryrun.launch.real_run import run_for_real
+    from mindspeed_dryrun.report.compare import compare, render_table
+    from mindspeed_dryrun.report.compared_runs import read_run
 
-    logs = run_for_real(job, out)
-    status = run_job(job, out, args)
-    main(["compare", str(logs), str(out), "--labels", "real,dry"])
+    logs = run_for_real(job, stem)
+    status, out = _run_and_print(job, stem, args)
+    print(render_table(compare(read_run(logs, "real"), read_run(out, "dry"))), end="")
     return status
 
 
@@ -97,84 +109,104 @@ def parser() -> argparse.ArgumentParser:
     return result
 
 
-def run_job(job: Job, out: Path, args: argparse.Namespace) -> int:
+def run_job(job: Job, stem: Path, args: argparse.Namespace) -> int:
     """Plans and runs a job that is understood, prints what was asked for, and returns the exit status."""
+    if args.plan_only:
+        return _show_plan(job, stem.absolute(), args)
+    return _run_and_print(job, stem, args)[0]
+
+
+def _show_plan(job: Job, out: Path, args: argparse.Namespace) -> int:
     from mindspeed_dryrun.engines.mindspore.engine import choose_engine
 
-    options = options_from(args)
-    out = out.absolute()
-    if args.plan_only:
-        try:
-            engine = choose_engine(args.level)
-        except DryRunError as error:
-            engine, missing = None, str(error)
-        plan = plan_job(job, options, engine)
-        if args.json:
-            print(json.dumps(plan_json(plan, out), indent=2, ensure_ascii=False))
-        else:
-            print(plan_text(plan, out))
-            if engine is None:
-                print(f"note: this plan cannot be run here: {missing}")
+    try:
+        engine, missing = choose_engine(args.level), ""
+    except DryRunError as error:
+        engine, missing = None, str(error)
+    plan = make_plan(job, spec_from(args), engine)
+    if args.json:
+        print(json.dumps(plan_json(plan, out), indent=2, ensure_ascii=False))
         return 0
-    plan = plan_job(job, options, choose_engine(args.level))
+    print(plan_text(plan, out))
+    if missing:
+        print(f"note: this plan cannot be run here: {missing}")
+    return 0
+
+
+def _run_and_print(job: Job, stem: Path, args: argparse.Namespace) -> tuple[int, Path]:
+    """The exit status and the folder of the record: `--out` as it is, else the first that is free or holds this job."""
     from mindspeed_dryrun.launch.executors import Interrupted
+    from mindspeed_dryrun.record.store import Record, folder_for
     from mindspeed_dryrun.record.summary import build_report
     from mindspeed_dryrun.report.progress import progress_view
 
+    execution = execution_from(args)
+    plan = plan_job(job, spec_from(args), execution)
+    out = (stem if args.out else folder_for(stem, plan.fingerprint)).absolute()
+    before = Record.open(out).ranks_done() if (out / "job.json").is_file() and not args.fresh else set()
     try:
         with progress_view(plan.tasks, quiet=args.json) as view:
-            report = run_plan(plan, out, options, view)
+            report = run_plan(plan, out, execution, view)
     except Interrupted:
         _print_report(build_report(out), out, args)
         raise
     _print_report(report, out, args)
-    check_results(plan, report)
-    return exit_status(report)
+    reused = len(before & {task.rank for task in plan.tasks})
+    if reused and not args.json:
+        print(f"{reused} of {len(plan.tasks)} ranks were run before, by the same versions; --fresh runs them again.")
+    if spread := check_results(plan, report):
+        print(spread)
+    return report.exit_status, out
 
 
 def _print_report(report: Report, out: Path, args: argparse.Namespace) -> None:
     from mindspeed_dryrun import report as views
+    from mindspeed_dryrun.advise.report_page import write_page
 
-    views.write_html(out)
+    write_page(out)
     if args.json:
         print(json.dumps(report.to_json(), indent=2, ensure_ascii=False))
         return
-    print(views.render(report, "table", out))
+    print(views.render(report, "table"))
     print(f"record: {out}")
     if args.explain:
-        from mindspeed_dryrun.commands import main
+        from mindspeed_dryrun.commands.explain import show_explanation
 
-        main(["explain", str(out)])
+        show_explanation(out)
 
 
-def options_from(args: argparse.Namespace) -> LaunchOptions:
-    """The command line as options; wrong values are refused here."""
-    if args.jobs is not None and args.jobs < 1:
-        raise UsageError(f"--jobs {args.jobs}: at least one rank must run at a time.")
-    if args.timeout <= 0:
-        raise UsageError(f"--timeout {args.timeout}: give a number of seconds above 0.")
+def spec_from(args: argparse.Namespace) -> RunSpec:
+    """What the command line asks to be counted; wrong values are refused here."""
     if args.check_classes < 0:
         raise UsageError(f"--check-classes {args.check_classes}: give a number of ranks.")
-    if args.moe_imbalance < 1:
+    if not 1 <= args.moe_imbalance < math.inf:
         raise UsageError(f"--moe-imbalance {args.moe_imbalance:g}: 1 is an even load, 1.2 a fifth more on the busiest rank.")
-    return LaunchOptions(
+    return RunSpec(
         sets=parse_sets(args.set),
         script_args=tuple(args.script_args),
         overrides=tuple(getattr(args, "after_dashes", ())),
-        out=Path(args.out) if args.out else None,
         ranks=args.ranks,
         microbatches=args.microbatches,
         level=args.level,
-        budget_mb=parse_size_mb(args.budget) if args.budget else None,
         trainer=args.trainer,
-        jobs=args.jobs,
-        executor=args.executor,
-        timeout_s=args.timeout,
         explain=args.explain,
         check_classes=args.check_classes,
         moe_imbalance=args.moe_imbalance,
-        patch_files=tuple(Path(file) for file in args.patches),
+        patch_files=tuple(str(Path(file).absolute()) for file in args.patches),
+        device=args.device,
+        device_from=args.device_from,
+        budget_mb=parse_size_mb(args.budget) if args.budget else None,
+        margin=args.margin,
     )
+
+
+def execution_from(args: argparse.Namespace) -> Execution:
+    """How the command line asks ranks to be run."""
+    if args.jobs is not None and args.jobs < 1:
+        raise UsageError(f"--jobs {args.jobs}: at least one rank must run at a time.")
+    if not 0 < args.timeout < math.inf:
+        raise UsageError(f"--timeout {args.timeout}: give a number of seconds above 0.")
+    return Execution(jobs=args.jobs, executor=args.executor, timeout_s=args.timeout, fresh=getattr(args, "fresh", False))
 
 
 def parse_sets(words: Sequence[str]) -> dict[str, str]:
@@ -183,7 +215,7 @@ def parse_sets(words: Sequence[str]) -> dict[str, str]:
     for word in words:
         name, equals, value = word.partition("=")
         if not equals or not name.isidentifier():
-            raise UsageError(f"--set wants NAME=VALUE and got '{word}'.")
+            raise UsageError(f"--set expects NAME=VALUE and got '{word}'.")
         result[name] = value
     return result
 
@@ -201,7 +233,7 @@ def plan_text(plan: Plan, out: Path) -> str:
             f"distributed optimizer {'yes' if job.distributed_optimizer else 'no'}"
         )
     engine = f"MindSpore {plan.engine.mindspore}, CANN {plan.engine.cann}, level {level}" if plan.engine else "none"
-    lines += [f"engine: {engine}", f"trainer: {plan.trainer}", "", "msrun call, rewritten:"]
+    lines += [f"engine: {engine}", f"trainer: {plan.trainer.kind}", "", "msrun call, rewritten:"]
     lines.append("  " + shlex.join(rewritten_call(job, level, out)))
     lines += ["", "environment of a rank (what the script's own has not):"]
     lines += [f"  {name}={_shortened(value)}" for name, value in changed_environment(plan).items()]

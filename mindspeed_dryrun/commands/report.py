@@ -1,7 +1,7 @@
 """Summarise a record, or any folder of msrun worker logs, real or dry.
 
 The worst rank comes first; thousands of ranks are folded by class. `--format html` prints one self-contained page.
-Exit status: 0 everything fits, 3 something does not, 1 a rank failed.
+Exit status: 0 it fits, 3 it does not, 1 a rank failed or the verdict is open.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import os
 import sys
 from pathlib import Path
 
-from mindspeed_dryrun.errors import UsageError
-from mindspeed_dryrun.record.model import Report
+from mindspeed_dryrun.record.store import write_text
+from mindspeed_dryrun.record.summary import load_report
 from mindspeed_dryrun.report import FORMATS, render, table
 
 
@@ -23,32 +23,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    report, record = load(args.directory)
-    if args.output:
-        args.output.write_text(render(report, args.format, record), encoding="utf-8")
-    elif args.format == "table":
-        print(table.render(report, colour=wants_colour()), end="")
+    report, record = load_report(args.directory)
+    if args.format == "html":
+        from mindspeed_dryrun.advise.report_page import render_page
+
+        text = render_page(report, record)
+    elif args.format == "table" and not args.output:
+        text = table.render(report, colour=wants_colour())
     else:
-        print(render(report, args.format, record), end="")
-    return exit_status(report)
-
-
-def load(directory: Path) -> tuple[Report, Path | None]:
-    """The report of a record (with its folder) or of a folder of logs (with None)."""
-    from mindspeed_dryrun.record.summary import build_report, report_from_logs
-
-    if not directory.is_dir():
-        raise UsageError(f"{directory} is not a folder: give a record or a folder of worker_*.log files.")
-    if (directory / "job.json").exists():
-        return build_report(directory), directory
-    return report_from_logs(directory), None
-
-
-def exit_status(report: Report) -> int:
-    """0 all fits · 3 at least one rank does not fit · 1 a rank failed or timed out, or there is no figure."""
-    if any(rank.status in ("failed", "timeout") for rank in report.ranks) or not report.ranks:
-        return 1
-    return 3 if report.fits is False else 0
+        text = render(report, args.format)
+    if args.output:
+        write_text(args.output, text)
+    else:
+        print(text, end="")
+    return report.exit_status
 
 
 def wants_colour() -> bool:

@@ -15,7 +15,8 @@ import argparse
 import json
 from pathlib import Path
 
-from mindspeed_dryrun.commands.sweep import add_run_arguments
+from mindspeed_dryrun.commands.launch import execution_from
+from mindspeed_dryrun.commands.sweep import add_run_arguments, run_spec
 from mindspeed_dryrun.errors import UsageError
 from mindspeed_dryrun.units import parse_size_mb
 
@@ -32,7 +33,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Reads, searches, writes, prints."""
     from mindspeed_dryrun.estimate.operators import read_operators
-    from mindspeed_dryrun.launch.run import LaunchOptions
     from mindspeed_dryrun.launch.script import capture
     from mindspeed_dryrun.megatron.arguments import override_args
     from mindspeed_dryrun.megatron.model_shape import read_shape
@@ -54,10 +54,8 @@ def run(args: argparse.Namespace) -> int:
     listed = strategies(shape, plan.world, plan.space)
     if not listed:
         raise UsageError(f"{args.file}: {why_nothing(shape, plan.world, plan.space)}")
-    options = LaunchOptions(
-        budget_mb=budget_mb, trainer=args.trainer, jobs=args.jobs, executor=args.executor, timeout_s=args.timeout
-    )
-    measure = DryRuns(call, str(plan.script), plan.cards_per_node, folder / "runs", options)
+    spec = run_spec(args, budget_mb)
+    measure = DryRuns(call, str(plan.script), plan.cards_per_node, folder / "runs", spec, execution_from(args))
 
     def on_progress(progress: Progress) -> None:
         left = f", about {duration(progress.seconds_left)} left" if progress.seconds_left else ""

@@ -11,12 +11,15 @@ Exit status: 0 all fit, 3 at least one does not fit, 1 one failed, timed out or 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import time
 from pathlib import Path
 
+from mindspeed_dryrun.commands.launch import add_device_arguments, execution_from
 from mindspeed_dryrun.launch.job import Job
 from mindspeed_dryrun.record.model import Report
+from mindspeed_dryrun.record.run_spec import RunSpec
 from mindspeed_dryrun.units import parse_size_mb
 
 _MANY = 4096  # ranks at once on a cluster: Ray itself decides by its CPUs
@@ -34,33 +37,37 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     """How dry runs are run; the same for sweep and search."""
     from mindspeed_dryrun.launch.plan import DEFAULT_TIMEOUT_S
 
-    parser.add_argument("--budget", metavar="SIZE", help="memory of a card, such as 58G (default: the file's)")
+    add_device_arguments(parser)
     parser.add_argument("--trainer", choices=("auto", "script", "embedded"), default="auto", help="whose program runs")
     parser.add_argument("--jobs", type=int, metavar="N", help="ranks at the same time")
     parser.add_argument("--executor", choices=("local", "ray"), default="local", help="where ranks run")
     parser.add_argument("--timeout", type=float, metavar="S", default=DEFAULT_TIMEOUT_S, help="seconds a rank may take")
 
 
+def run_spec(args: argparse.Namespace, budget_mb: int | None) -> RunSpec:
+    """What sweep and search have counted of each variant; the command line's budget goes before the file's."""
+    return RunSpec(
+        trainer=args.trainer,
+        device=args.device,
+        device_from=args.device_from,
+        budget_mb=parse_size_mb(args.budget) if args.budget else budget_mb,
+        margin=args.margin,
+    )
+
+
 def run(args: argparse.Namespace) -> int:
     """Reads, runs, prints."""
     from mindspeed_dryrun.launch.executors import Shared, host
-    from mindspeed_dryrun.launch.run import LaunchOptions
+    from mindspeed_dryrun.launch.run import dry_run_beside
     from mindspeed_dryrun.report.text import duration, say
-    from mindspeed_dryrun.search.measure import dry_run_beside
     from mindspeed_dryrun.sweep.sweep import Row, Sweep, exit_status, read_sweep, to_json, to_text
 
     plan = read_sweep(args.file)
     folder = args.out or Path(f"sweep-{args.file.stem}")
     at_once = args.jobs or (host.usable_cores() if args.executor == "local" else len(plan.variants))
     shared = Shared(args.jobs or (at_once if args.executor == "local" else _MANY))
-    options = LaunchOptions(
-        budget_mb=parse_size_mb(args.budget) if args.budget else plan.budget_mb,
-        trainer=args.trainer,
-        jobs=args.jobs,
-        executor=args.executor,
-        timeout_s=args.timeout,
-        shared=shared,
-    )
+    execution = dataclasses.replace(execution_from(args), shared=shared)
+    spec = run_spec(args, plan.budget_mb)
     started = time.monotonic()
 
     def on_row(before: int, row: Row) -> None:
@@ -69,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
         say(f"[{before + 1}/{len(plan.variants)}] {row.variant.name}: {row.said}{left}")
 
     def dry_run(job: Job, stem: Path) -> Report:
-        return dry_run_beside(job, stem, options)[0]
+        return dry_run_beside(job, stem, spec, execution)[0]
 
     if args.executor == "ray":
         from mindspeed_dryrun.launch.executors import ray

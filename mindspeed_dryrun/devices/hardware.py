@@ -12,9 +12,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
+from mindspeed_dryrun.devices.device import Device
 from mindspeed_dryrun.errors import UsageError
-from mindspeed_dryrun.record.model import Device
-from mindspeed_dryrun.record.yaml_file import Section, read_yaml
+from mindspeed_dryrun.yaml_file import Section, read_yaml
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ DEFAULT = "ascend910b-64g"
 
 def names() -> tuple[str, ...]:
     """The devices that come with the program, the default first."""
-    return tuple(sorted((file.stem for file in _FOLDER.glob("*.yaml")), key=lambda name: (name != DEFAULT, name)))
+    return tuple(sorted((file.stem for file in _FOLDER.glob("ascend*.yaml")), key=lambda name: (name != DEFAULT, name)))
 
 
 def read_hardware(text: str | Path, beside: Path = Path()) -> Hardware:
@@ -196,7 +196,8 @@ def build_hardware(data: dict[str, Any], where: str) -> Hardware:
         file = HardwareFile.model_validate(data)
     except ValidationError as error:
         raise UsageError(_sentence(error, data, where)) from None
-    values: dict[str, Any] = {name: getattr(file, name) for name in HardwareFile.model_fields if name not in ("hbm_gb", "also_called")}
+    own = HardwareFile.model_fields.keys() - {"hbm_gb", "also_called"}
+    values: dict[str, Any] = {name: getattr(file, name) for name in own}
     values |= {name: Range(*values[name]) for name in RANGES}
     values |= {"key": Path(where).stem}
     values |= {"link_cards": file.link_cards or file.cards_per_node, "hbm_mb": int(file.hbm_gb * 1024)}

@@ -10,8 +10,8 @@ from mindspeed_dryrun.estimate.operators import read_operators
 from mindspeed_dryrun.estimate.strategy import read_strategy
 from mindspeed_dryrun.estimate.time_model import logged_flops
 from mindspeed_dryrun.megatron.model_shape import read_shape
-from mindspeed_dryrun.record.yaml_file import Section, read_yaml
 from mindspeed_dryrun.sweep.sweep import Variant, job_of, read_release
+from mindspeed_dryrun.yaml_file import Section, read_yaml
 
 _MEASURED = ("log", "iteration_ms", "tflops_per_card")
 

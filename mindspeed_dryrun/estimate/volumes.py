@@ -79,7 +79,7 @@ def counted(shape: ModelShape, strategy: Strategy, stage: int) -> Volumes:
 def listed(record: Path, strategy: Strategy) -> dict[int, Volumes]:
     """By stage, what the engine lists for the first rank of it that was simulated. Empty for a record without lists."""
     opened = Record.open(record)
-    microbatches = opened.job().get("details", {}).get("microbatches")
+    microbatches = opened.job().details.microbatches
     found: dict[int, Volumes] = {}
     for rank, result in sorted(opened.results().items()):
         stage, iterations = result.get("stage"), result.get("iterations")

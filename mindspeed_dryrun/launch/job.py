@@ -102,7 +102,13 @@ class Job:
 
     def summary(self, trainer: str) -> JobSummary:
         """What a report says of this job."""
-        return JobSummary(self.script, self.world_size, self.parallel, trainer, self.args)
+        return JobSummary(
+            script=self.script,
+            world_size=self.world_size,
+            parallel=self.parallel,
+            trainer=trainer,
+            trainer_args=self.args,
+        )
 
 
 def understand(call: MsrunCall, script: str, overrides: Sequence[str] = ()) -> Job:
@@ -140,6 +146,19 @@ def understand(call: MsrunCall, script: str, overrides: Sequence[str] = ()) -> J
         msrun_options=call.options,
         notes=tuple(notes),
     )
+
+
+def changed(job: Job, overrides: Sequence[str]) -> Job:
+    """The same job with other trainer arguments; `UsageError` where Megatron would refuse them."""
+    call = MsrunCall(
+        argv=(),
+        cwd=job.cwd,
+        options=job.msrun_options,
+        program=job.program,
+        program_args=job.args,
+        env=job.env,
+    )
+    return understand(call, job.script, overrides)
 
 
 def _kind(program: str, arguments: Arguments) -> str:

@@ -8,11 +8,11 @@ import json
 import os
 import random
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from mindspeed_dryrun import __version__
 from mindspeed_dryrun.engines.mindspore.engine import Engine
 from mindspeed_dryrun.errors import DryRunError, UsageError
 from mindspeed_dryrun.launch import patch_catalogue as catalogue
@@ -21,17 +21,20 @@ from mindspeed_dryrun.launch.mock_inputs import dry_args
 from mindspeed_dryrun.launch.msrun_call import OPTIONS
 from mindspeed_dryrun.launch.rank_classes import RankClass, rank_classes
 from mindspeed_dryrun.launch.short_run import short_args
-from mindspeed_dryrun.launch.trainers import Trainer, choose_trainer
+from mindspeed_dryrun.launch.trainers import Trainer, choose_trainer, code_digest
 from mindspeed_dryrun.rank import activation as config
-from mindspeed_dryrun.record.model import Report
+from mindspeed_dryrun.record.environment import engine_environment
+from mindspeed_dryrun.record.model import SCHEMA_VERSION, Report
+from mindspeed_dryrun.record.run_spec import PlannedRank, RunSpec
 
 # Stands for the record's folder in a task, so that an executor may run it on another machine, in another folder.
 RECORD = "{record}"
 DEFAULT_TIMEOUT_S = 1800.0
+_PACKAGE = str(Path(__file__).parents[1])
 _PACKAGE_ROOT = str(Path(__file__).parents[2])
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RankTask:
     """All that an executor needs to run one rank. Nothing else knows where a rank runs."""
 
@@ -44,8 +47,13 @@ class RankTask:
     timeout_s: float
     iterations: int  # finished iterations that make the rank count as run
 
+    def planned(self) -> PlannedRank:
+        """What `job.json` keeps of it."""
+        names = [item.name for item in dataclasses.fields(PlannedRank)]
+        return PlannedRank(**{name: getattr(self, name) for name in names})
+
     def to_json(self) -> dict[str, Any]:
-        """Plain data, for job.json and for executors on other machines."""
+        """Plain data, for executors on other machines."""
         return dataclasses.asdict(self) | {"represents": list(self.represents), "argv": list(self.argv)}
 
     @classmethod
@@ -54,51 +62,49 @@ class RankTask:
         return cls(**{**data, "represents": tuple(data["represents"]), "argv": tuple(data["argv"])})
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Plan:
     """A job with the engine, the trainer and the ranks that will be simulated."""
 
     job: Job
+    spec: RunSpec
     engine: Engine | None  # None where there is none: such a plan can be read, not run
-    trainer: str  # "script" or "embedded"
+    trainer: Trainer
     tasks: tuple[RankTask, ...]
     microbatches: int  # per iteration, of the job's own number
     patches: tuple[dict[str, Any], ...] = ()
     notes: tuple[str, ...] = ()
-    problem: str | None = None  # why it cannot be run here
     checks: tuple[tuple[int, int], ...] = ()  # (rank, its class's representative) simulated to check the classes
-    moe_imbalance: float = 1.0  # times an even load that the busiest expert-parallel rank gets
+
+    @property
+    def problem(self) -> str | None:
+        """Why it cannot be run here."""
+        return self.trainer.problem
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What of a rank's environment decides its figures."""
+        return engine_environment(self.tasks[0].env)
 
     @property
     def fingerprint(self) -> str:
         """Changes whenever the figures could: the same folder never holds ranks of two jobs."""
-        engine = (self.engine.mindspore, self.engine.cann, self.engine.level) if self.engine else None
+        engine = dataclasses.astuple(self.engine.summary) if self.engine else None
         first = self.tasks[0]
-        tracked = first.env.get("MS_ALLOC_CONF") is not None
-        data = [self.job.world_size, self.trainer, list(first.argv[2:]), engine, tracked, list(self.patches)]
-        if self.moe_imbalance != 1.0:
-            data.append(self.moe_imbalance)
+        data = [
+            __version__, self.job.world_size, self.trainer.kind, first.argv[2:], engine, self.spec.explain,
+            self.spec.moe_imbalance, self.patches, self.environment, self.trainer.path,
+            code_digest([*(self.trainer.path if self.trainer.kind == "script" else ()), _PACKAGE]),
+        ]  # fmt: skip
         return hashlib.sha256(json.dumps(data, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
-def make_plan(
-    job: Job,
-    engine: Engine | None,
-    *,
-    ranks: str = "auto",
-    microbatches: str = "auto",
-    trainer: str = "auto",
-    explain: bool = False,
-    timeout_s: float = DEFAULT_TIMEOUT_S,
-    patch_files: Sequence[Path] = (),
-    check_classes: int = 0,
-    moe_imbalance: float = 1.0,
-) -> Plan:
+def make_plan(job: Job, spec: RunSpec, engine: Engine | None, timeout_s: float = DEFAULT_TIMEOUT_S) -> Plan:
     """The ranks to simulate and how. What stands in the way of running it is `problem`; `UsageError` for wrong options."""
-    chosen = choose_trainer(job, trainer)
-    args, iterations, count = short_args(job, microbatches)
+    chosen = choose_trainer(job, spec.trainer)
+    args, iterations, count = short_args(job, spec.microbatches)
     args, input_notes = dry_args(job, args)
-    classes, checks = _with_checks(job, choose_ranks(job, ranks), check_classes)
+    classes, checks = _with_checks(job, choose_ranks(job, spec.ranks), spec.check_classes)
     tasks = tuple(
         RankTask(
             rank=item.rank,
@@ -106,7 +112,7 @@ def make_plan(
             stage=item.stage if job.is_megatron else None,
             why=item.why,
             argv=(sys.executable, "-m", "mindspeed_dryrun.rank", chosen.program, *args),
-            env=rank_environment(job, engine, chosen, item.rank, iterations, explain, moe_imbalance),
+            env=rank_environment(job, engine, chosen, item.rank, iterations, spec),
             timeout_s=timeout_s,
             iterations=iterations,
         )
@@ -120,15 +126,14 @@ def make_plan(
         )
     return Plan(
         job=job,
+        spec=spec,
         engine=engine,
-        trainer=chosen.kind,
+        trainer=chosen,
         tasks=tasks,
         microbatches=count,
-        patches=tuple(catalogue.compile(extra=[Path(file) for file in patch_files])),
+        patches=tuple(catalogue.compile(extra=[Path(file) for file in spec.patch_files])),
         notes=tuple(notes),
-        problem=chosen.problem,
         checks=checks,
-        moe_imbalance=moe_imbalance,
     )
 
 
@@ -146,13 +151,13 @@ def _rank_list(text: str, world_size: int) -> list[int]:
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
         if not first.isdigit() or (dash and not last.isdigit()):
-            raise UsageError(f"--ranks wants auto, all or a list such as 0,3,8-11, and got '{text}'.")
-        result.update(range(int(first), int(last if dash else first) + 1))
-    wrong = sorted(rank for rank in result if rank >= world_size)
-    if wrong or not result:
-        raise UsageError(
-            f"--ranks names rank {wrong[0] if wrong else '?'}, and this job has ranks 0 to {world_size - 1}."
-        )
+            raise UsageError(f"--ranks expects auto, all or a list such as 0,3,8-11, and got '{text}'.")
+        low, high = int(first), int(last if dash else first)
+        if max(low, high) >= world_size:
+            raise UsageError(f"--ranks names rank {max(low, high)}, and this job has ranks 0 to {world_size - 1}.")
+        result.update(range(low, high + 1))
+    if not result:
+        raise UsageError(f"--ranks '{text}' names no rank: write the smaller one first, as in 8-11.")
     return sorted(result)
 
 
@@ -174,7 +179,7 @@ def _with_checks(
 
 
 def rank_environment(
-    job: Job, engine: Engine | None, trainer: Trainer, rank: int, iterations: int, explain: bool, moe_imbalance: float = 1.0
+    job: Job, engine: Engine | None, trainer: Trainer, rank: int, iterations: int, spec: RunSpec
 ) -> dict[str, str]:
     """Everything a rank's process sees: the script's exports, the engine's settings, its place, and our activation."""
     base = dict(job.env or os.environ)
@@ -196,7 +201,7 @@ def rank_environment(
             part for part in (*trainer.path, _PACKAGE_ROOT, *env.get("PYTHONPATH", "").split(os.pathsep)) if part
         )
     )
-    if explain:
+    if spec.explain:
         env["MS_ALLOC_CONF"] = f"memory_tracker:True,memory_tracker_path:{folder}"
     env[config.VARIABLE] = json.dumps(
         {
@@ -208,7 +213,7 @@ def rank_environment(
             "patches": f"{RECORD}/patches.json",
             "iterations": iterations,
             "scratch": f"{folder}/scratch",
-            "moe_imbalance": moe_imbalance,
+            "moe_imbalance": spec.moe_imbalance,
         }
     )
     return env
@@ -225,28 +230,35 @@ def rewritten_call(job: Job, level: int, out: Path) -> list[str]:
     return [*words, job.program, *job.args]
 
 
-def check_results(plan: Plan, report: Report) -> None:
-    """`--check-classes`: a rank that differs from its class's representative is a failure, with the numbers."""
-    used_peak_mb = {rank.rank: rank.used_peak_mb for rank in report.ranks}
+def check_results(plan: Plan, report: Report) -> str | None:
+    """`--check-classes`: a used peak that differs inside a class is a failure. A sentence tells the spread with fragments."""
+    found = {rank.rank: rank for rank in report.ranks}
+    spread = 0
     for rank, representative in plan.checks:
-        mine, theirs = used_peak_mb.get(rank), used_peak_mb.get(representative)
-        if mine != theirs:
+        mine, theirs = found.get(rank), found.get(representative)
+        if mine is None or theirs is None or mine.used_peak_mb != theirs.used_peak_mb:
             at = plan.job.layout.place(rank)
+            used, other = (item.used_peak_mb if item else None for item in (mine, theirs))
             raise DryRunError(
-                f"Rank {rank} (TP {at.tp}, CP {at.cp}, DP {at.dp}, stage {at.pp}) used {mine}M and rank {representative}, which "
-                f"stands for it, {theirs}M: the rank classes are wrong for this job. Use --ranks all and report it."
+                f"Rank {rank} (TP {at.tp}, CP {at.cp}, DP {at.dp}, stage {at.pp}) used {used}M and rank {representative}, "
+                f"which stands for it, {other}M: the rank classes are wrong for this job. Use --ranks all and report it."
             )
+        spread = max(spread, abs((mine.actual_peak_mb or 0) - (theirs.actual_peak_mb or 0)))
+    if not plan.checks:
+        return None
+    return (
+        f"{len(plan.checks)} other ranks were simulated: used peaks are equal inside every class, "
+        f"with fragments they differ by up to {spread}M."
+    )
 
 
 def plan_json(plan: Plan, out: Path) -> dict[str, Any]:
     """`job` and `ranks` in the shape of report.json, and the rewritten call."""
     level = plan.engine.level if plan.engine else 1
     return {
-        "schema_version": 1,
-        "job": dataclasses.asdict(plan.job.summary(plan.trainer)),
-        "engine": {"mindspore": plan.engine.mindspore, "cann": plan.engine.cann, "level": level}
-        if plan.engine
-        else None,
+        "schema_version": SCHEMA_VERSION,
+        "job": dataclasses.asdict(plan.job.summary(plan.trainer.kind)),
+        "engine": dataclasses.asdict(plan.engine.summary) if plan.engine else None,
         "ranks": [
             {"rank": task.rank, "represents": list(task.represents), "stage": task.stage, "why": task.why}
             for task in plan.tasks

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+import functools
+import os
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mindspeed_dryrun import __version__
 from mindspeed_dryrun.engines.mindspore.engine import Engine, choose_engine
 from mindspeed_dryrun.errors import DryRunError, UsageError
 from mindspeed_dryrun.launch.job import Job, understand
+from mindspeed_dryrun.launch.msrun_call import MsrunCall
 from mindspeed_dryrun.launch.plan import DEFAULT_TIMEOUT_S, Plan, check_results, make_plan
 from mindspeed_dryrun.launch.script import capture
+from mindspeed_dryrun.record.criteria import Criteria, device_of_logs, make_criteria, named_device
 from mindspeed_dryrun.record.environment import engine_environment
 from mindspeed_dryrun.record.model import Report
+from mindspeed_dryrun.record.run_spec import JobDetails, JobFile, LauncherCall, RunSpec
+from mindspeed_dryrun.record.store import Record, folder_for
 
 if TYPE_CHECKING:
     from mindspeed_dryrun.launch.executors import Event, Shared
@@ -23,126 +29,172 @@ if TYPE_CHECKING:
 View = Callable[["Event"], None]
 
 
-@dataclass(frozen=True)
-class LaunchOptions:
-    """The command line of `launch`, for programs."""
+@dataclass(frozen=True, kw_only=True)
+class Execution:
+    """Where ranks run, and how many at once. It decides no figure."""
 
-    sets: Mapping[str, str] = field(default_factory=dict)
-    script_args: Sequence[str] = ()
-    overrides: Sequence[str] = ()
-    out: Path | None = None
-    ranks: str = "auto"
-    microbatches: str = "auto"
-    level: int = 1
-    budget_mb: int | None = None
-    trainer: str = "auto"
     jobs: int | None = None
     executor: str = "local"
     timeout_s: float = DEFAULT_TIMEOUT_S
-    explain: bool = False
-    check_classes: int = 0
-    moe_imbalance: float = 1.0
-    patch_files: Sequence[Path] = ()
+    fresh: bool = False  # nothing of an earlier run is used again
     shared: Shared | None = None  # with other runs of this process
 
 
-def read_job(script: Path, options: LaunchOptions) -> Job:
-    """The job of a script: bash runs it up to its msrun call."""
-    return understand(capture(script, options.sets, options.script_args), str(script), options.overrides)
+def read_job(script: Path, spec: RunSpec) -> Job:
+    """The job of a script: bash runs it up to its launcher call."""
+    job = understand(capture(script, spec.sets, spec.script_args, spec.env), str(script), spec.overrides)
+    return dataclasses.replace(job, env={**job.env, **spec.env})
 
 
-def plan_job(job: Job, options: LaunchOptions, engine: Engine | None) -> Plan:
-    """The plan that these options ask for."""
-    return make_plan(
-        job,
-        engine,
-        ranks=options.ranks,
-        microbatches=options.microbatches,
-        trainer=options.trainer,
-        explain=options.explain,
-        timeout_s=options.timeout_s,
-        patch_files=options.patch_files,
-        check_classes=options.check_classes,
-        moe_imbalance=options.moe_imbalance,
-    )
-
-
-def dry_run(script: Path, options: LaunchOptions, view: View | None = None) -> Report:
-    """Script in, report out; the record is in `options.out` or in the next free `dryrun-…` folder."""
-    return dry_run_job(read_job(script, options), options.out or default_out(script), options, view)
-
-
-def dry_run_job(job: Job, out: Path, options: LaunchOptions, view: View | None = None) -> Report:
-    """The same from a job that is understood already."""
-    plan = plan_job(job, options, choose_engine(options.level))
-    report = run_plan(plan, out, options, view)
+def dry_run(script: Path, spec: RunSpec, out: Path | None = None, view: View | None = None) -> Report:
+    """Script in, report out; the record is in `out`, or in the first free `dryrun-NAME` folder."""
+    plan = plan_job(read_job(script, spec), spec)
+    report = run_plan(plan, out or folder_for(default_out(script), plan.fingerprint), Execution(), view)
     check_results(plan, report)
     return report
 
 
-def run_plan(plan: Plan, out: Path, options: LaunchOptions, view: View | None = None) -> Report:
-    """Runs the ranks that the record does not hold yet, and writes `report.json`."""
+def dry_run_job(job: Job, out: Path, spec: RunSpec, execution: Execution | None = None, view: View | None = None) -> Report:
+    """The same from a job that is understood already."""
+    execution = execution or Execution()
+    plan = plan_job(job, spec, execution)
+    report = run_plan(plan, out, execution, view)
+    check_results(plan, report)
+    return report
+
+
+def dry_run_beside(
+    job: Job, stem: Path, spec: RunSpec, execution: Execution, stages: Collection[int] | None = None
+) -> tuple[Report, Path]:
+    """A dry run in `stem-FINGERPRINT`: found again by what is run, never mixed up with an older engine's or catalogue's."""
+    plan = plan_job(job, spec, execution)
+    if stages is not None:
+        plan = dataclasses.replace(plan, tasks=tuple(task for task in plan.tasks if task.stage in stages))
+    folder = stem.with_name(f"{stem.name}-{plan.fingerprint[:8]}").absolute()
+    return run_plan(plan, folder, execution), folder
+
+
+def plan_job(job: Job, spec: RunSpec, execution: Execution | None = None) -> Plan:
+    """The plan of a job on the engine of this machine."""
+    return make_plan(job, spec, _engine(spec.level), (execution or Execution()).timeout_s)
+
+
+@functools.lru_cache(maxsize=8)
+def _engine(level: int) -> Engine:
+    return choose_engine(level)
+
+
+def run_plan(plan: Plan, out: Path, execution: Execution, view: View | None = None) -> Report:
+    """Runs the ranks that the record does not hold yet, and what decides a close verdict; writes `report.json`."""
+    from mindspeed_dryrun.launch.deciding import deciding_plan
+
+    report = _run(plan, out, execution, view)
+    closer = deciding_plan(plan, report)
+    if closer is not None:
+        _run(closer, out / "deciding", execution, view)
+        return _write_report(Record.open(out))
+    return report
+
+
+def _run(plan: Plan, out: Path, execution: Execution, view: View | None) -> Report:
     # Only a run needs these: a plan is shown without them.
     from mindspeed_dryrun.launch.executors import Event, get_executor
-    from mindspeed_dryrun.record.store import Record
     from mindspeed_dryrun.record.summary import build_report
 
     if plan.problem:
         raise UsageError(plan.problem if plan.problem.endswith(".") else plan.problem + ".")
-    record = Record.create(out, job_json(plan, options))
+    record = Record.create(out, job_file(plan))
     record.write_json("patches.json", list(plan.patches))
+    if execution.fresh:
+        record.forget(task.rank for task in plan.tasks)
     done = record.ranks_done()
     missing = [task for task in plan.tasks if task.rank not in done]
-    view = view or _no_view
+    view = view or (lambda event: None)
     for rank in build_report(record.path).ranks if done else ():
         if rank.rank in done:
             view(Event(rank.rank, "finished", result=rank))
     try:
         if missing:
-            get_executor(options.executor, options.jobs, options.shared).run(missing, record.path, view)
+            get_executor(execution.executor, execution.jobs, execution.shared).run(missing, record.path, view)
     finally:  # also after Ctrl-C: the report of what is known
-        with record.locked():
-            report = build_report(record.path)
-            record.write_json("report.json", report.to_json())
+        report = _write_report(record)
     return report
 
 
-def job_json(plan: Plan, options: LaunchOptions) -> dict[str, Any]:
+def _write_report(record: Record) -> Report:
+    from mindspeed_dryrun.record.summary import build_report
+
+    with record.locked():
+        report = build_report(record.path)
+        record.write_json("report.json", report.to_json())
+    return report
+
+
+def job_of_record(file: JobFile) -> Job:
+    """The job of a record, to be planned again; `UsageError` where the record does not hold enough."""
+    call = file.call
+    world = str(file.job.world_size)
+    known = {"worker_num": world, "local_worker_num": str(min(8, file.job.world_size))}  # before version 2
+    return understand(
+        MsrunCall(
+            argv=(),
+            cwd=call.cwd if call else file.details.cwd,
+            options={**(call.options if call else known), "worker_num": world},
+            program=call.program if call else file.details.program,
+            program_args=file.job.trainer_args,
+            env={**os.environ, **(call.env if call else {})},
+        ),
+        file.job.script,
+    )
+
+
+def criteria_of(spec: RunSpec, engine: str) -> Criteria:
+    """What the peaks of this run are judged by."""
+    if spec.device and spec.device_from:
+        raise UsageError("--device and --device-from exclude each other: one names the card, the other reads it from logs.")
+    device = device_of_logs(Path(spec.device_from)) if spec.device_from else named_device(spec.device)
+    return make_criteria(device, spec.budget_mb, spec.margin, engine)
+
+
+def job_file(plan: Plan) -> JobFile:
     """What `job.json` holds: enough to make the report again, and to notice a changed job."""
     if plan.engine is None:
         raise DryRunError("There is no engine to run this plan.")
-    job = plan.job
-    return {
-        "schema_version": 1,
-        "version": __version__,
-        "fingerprint": plan.fingerprint,
-        "job": dataclasses.asdict(job.summary(plan.trainer)),
-        "details": {
-            "kind": job.kind,
-            "cwd": job.cwd,
-            "program": job.program,
-            "num_layers": job.num_layers,
-            "stage_layers": job.stage_layers,
-            "seq_length": job.seq_length,
-            "micro_batch": job.micro_batch,
-            "global_batch": job.global_batch,
-            "recompute": job.recompute,
-            "distributed_optimizer": job.distributed_optimizer,
-            "microbatches": plan.microbatches,
-        },
-        "engine": {"mindspore": plan.engine.mindspore, "cann": plan.engine.cann, "level": plan.engine.level},
-        "environment": engine_environment(plan.tasks[0].env),
-        "budget_mb": options.budget_mb,
-        "not_counted": not_counted(plan),
-        "notes": list(plan.notes),
-        "patches": [patch["name"] for patch in plan.patches if plan.trainer in patch["trainers"]],
-        "plan": [_task_json(task.to_json()) for task in plan.tasks],
-    }
-
-
-def _task_json(task: dict[str, Any]) -> dict[str, Any]:
-    # Environments hold secrets now and then, and repeat themselves: the record keeps the activation only.
-    return {key: value for key, value in task.items() if key != "env"}
+    job, engine = plan.job, plan.engine.summary
+    return JobFile(
+        version=__version__,
+        fingerprint=plan.fingerprint,
+        job=job.summary(plan.trainer.kind),
+        details=JobDetails(
+            kind=job.kind,
+            cwd=job.cwd,
+            program=job.program,
+            num_layers=job.num_layers,
+            stage_layers=job.stage_layers,
+            seq_length=job.seq_length,
+            micro_batch=job.micro_batch,
+            global_batch=job.global_batch,
+            recompute=job.recompute,
+            distributed_optimizer=job.distributed_optimizer,
+            microbatches=plan.microbatches,
+        ),
+        engine=engine,
+        spec=plan.spec,
+        call=LauncherCall(
+            launcher="msrun",
+            options=job.msrun_options,
+            program=job.program,
+            args=job.args,
+            cwd=job.cwd,
+            env=engine_environment(job.env),
+        ),
+        criteria=criteria_of(plan.spec, engine.name or ""),
+        environment=plan.environment,
+        patches=tuple(patch["name"] for patch in plan.patches if plan.trainer.kind in patch["trainers"]),
+        not_counted=tuple(not_counted(plan)),
+        notes=plan.notes,
+        plan=tuple(task.planned() for task in plan.tasks),
+    )
 
 
 def not_counted(plan: Plan) -> list[str]:
@@ -151,11 +203,12 @@ def not_counted(plan: Plan) -> list[str]:
     result = []
     if level < 2:
         result.append("operator workspace (level 1 does not ask CANN for it)")
-    result.append("HCCL buffers beyond the engine's reserve")
+    result.append("HCCL buffers, which lie outside the pool: see the communicators")
     if plan.job.arguments.has("--use-ascend-coc"):
         result.append("buffers of the fused communication kernels (NNAL)")
     if plan.job.arguments.has("--num-experts"):
-        load = "every expert gets the same number of tokens" if plan.moe_imbalance == 1.0 else f"beyond {plan.moe_imbalance:g} ×"
+        imbalance = plan.spec.moe_imbalance
+        load = "every expert gets the same number of tokens" if imbalance == 1.0 else f"beyond {imbalance:g} ×"
         result.append(f"MoE imbalance ({load})")
     if plan.job.arguments.has("--eval-iters"):
         result.append("evaluation between training iterations")
@@ -163,16 +216,5 @@ def not_counted(plan: Plan) -> list[str]:
 
 
 def default_out(script: Path) -> Path:
-    """`dryrun-NAME` in the working directory; a second run of the same job continues in it."""
+    """`dryrun-NAME` in the working directory."""
     return Path(f"dryrun-{script.stem}")
-
-
-def exit_status(report: Report) -> int:
-    """0 all simulated ranks fit · 3 at least one does not · 1 a rank failed or timed out."""
-    if any(rank.status in ("failed", "timeout") for rank in report.ranks) or not report.ranks:
-        return 1
-    return 3 if any(rank.status == "oom" for rank in report.ranks) or report.fits is False else 0
-
-
-def _no_view(event: Event) -> None:
-    pass

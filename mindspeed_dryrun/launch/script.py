@@ -78,17 +78,22 @@ class Assignment:
     end: int
 
 
-def capture(script: Path, sets: Mapping[str, str] | None = None, script_args: Sequence[str] = ()) -> MsrunCall:
-    """The one msrun call of a script. `UsageError` if it makes none, two, or fails before."""
+def capture(
+    script: Path,
+    sets: Mapping[str, str] | None = None,
+    script_args: Sequence[str] = (),
+    env: Mapping[str, str] | None = None,
+) -> MsrunCall:
+    """The one msrun call of a script, run with `env` exported. `UsageError` if it makes none, two, or fails before."""
     if not script.is_file():
         raise UsageError(f"there is no script {script}.")
     with tempfile.TemporaryDirectory(prefix="mindspeed-dryrun-") as name:
         folder = Path(name)
         command = ["bash", str(script), *script_args]
-        exported: dict[str, str] = {}
+        exported: dict[str, str] = dict(env or {})
         if sets:
             text = script.read_text(encoding="utf-8", errors="surrogateescape")
-            exported = {name: value for name, value in sets.items() if _default_in_environment(text, name)}
+            exported |= {name: value for name, value in sets.items() if _default_in_environment(text, name)}
             copy = folder / "script.sh"
             copy.write_text(set_variables(text, sets, script), encoding="utf-8", errors="surrogateescape")
             command = ["bash", "-c", f'__dryrun_source=("$0"); . {shlex.quote(str(copy))}', str(script), *script_args]

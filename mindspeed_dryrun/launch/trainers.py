@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import importlib.util
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from mindspeed_dryrun.engines.packages import engine_path
-from mindspeed_dryrun.errors import DryRunError, UsageError
+from mindspeed_dryrun.errors import DryRunError
 from mindspeed_dryrun.launch.job import Job
 from mindspeed_dryrun.megatron import flags as embedded_flags
 
@@ -42,6 +44,20 @@ def choose_trainer(job: Job, wanted: str = "auto") -> Trainer:
     embedded = _embedded(job)
     notes = (f"the script's own trainer cannot run here ({own.problem}): the embedded trainer takes its place",)
     return Trainer(embedded.kind, embedded.program, embedded.path, embedded.problem, notes + embedded.notes)
+
+
+def code_digest(folders: Sequence[str]) -> str:
+    """Changes when a Python file below these folders does. Names, sizes and times are looked at, not contents."""
+    seen = hashlib.sha256()
+    for folder in folders:
+        for parent, inner, files in os.walk(folder):
+            inner[:] = sorted(name for name in inner if not name.startswith((".", "__pycache__", "tests", "docs")))
+            for name in sorted(files):
+                if name.endswith((".py", ".yaml")):
+                    with contextlib.suppress(OSError):
+                        found = Path(parent, name).stat()
+                        seen.update(f"{parent}/{name} {found.st_size} {found.st_mtime_ns}\n".encode(errors="replace"))
+    return seen.hexdigest()
 
 
 def _script_trainer(job: Job) -> Trainer:
@@ -129,9 +145,3 @@ def _find_adapter(job: Job, folder: Path) -> list[str] | None:
 def _core_ms(env: Mapping[str, str]) -> Path | None:
     value = env.get(CORE_MS) or os.environ.get(CORE_MS)
     return Path(value) if value else None
-
-
-def refuse(trainer: Trainer) -> None:
-    """Raises what is in the way of this trainer, if anything is."""
-    if trainer.problem:
-        raise UsageError(trainer.problem if trainer.problem.endswith(".") else trainer.problem + ".")

@@ -26,6 +26,7 @@ class Parallel:
     dp: int = 1
     cp: int = 1
     ep: int = 1
+    etp: int = 1
     vpp: int | None = None
 
 
@@ -72,6 +73,18 @@ class Layout:
         outer = by_data if self.pipeline_before_data else by_stage
         return (outer * sizes.cp + place.cp) * sizes.tp + place.tp
 
+    def kind_of_group(self, ranks: Sequence[int]) -> str:
+        """Which of Megatron's process groups these ranks are (tp, pp, dp, cp, mp, embd, …), by the places that differ."""
+        places = [self.place(rank) for rank in ranks if rank < self.world_size]
+        varied = {name for name in ("tp", "cp", "dp", "pp") if len({getattr(place, name) for place in places}) > 1}
+        if varied == {"pp"} and len(ranks) < self.parallel.pp:
+            return "embd" if {place.pp for place in places} == {0, self.parallel.pp - 1} else "pp"
+        if varied == {"dp"} and len(ranks) < self.parallel.dp:
+            return "exp"
+        names = {"tp,pp": "mp", "tp,cp,dp": "tp_dp_cp", "cp,dp": "dp_cp", "tp,dp": "tp_dp", "tp,cp": "tp_cp"}
+        words = ",".join(name for name in ("tp", "cp", "dp", "pp") if name in varied)
+        return names.get(words, words if words in ("tp", "cp", "dp", "pp") else "world" if words else "self")
+
     def real_layers(self, stage: int) -> tuple[tuple[int, ...], ...]:
         """By chunk, the layers of a stage that are not no-ops."""
         return tuple(tuple(layer for layer in chunk if layer not in self.noop) for chunk in self.stages[stage])
@@ -116,11 +129,20 @@ def read_layout(arguments: Arguments, world_size: int) -> Layout:
     noop = _noop_layers(arguments)
     return Layout(
         world_size=world_size,
-        parallel=Parallel(tp=tp, pp=pp, dp=world_size // size, cp=cp, ep=ep, vpp=vpp),
+        parallel=Parallel(
+            tp=tp, pp=pp, dp=world_size // size, cp=cp, ep=ep, etp=_expert_tensor(arguments, tp), vpp=vpp
+        ),
         stages=_stages(arguments, pp, vpp, noop),
         noop=noop,
         pipeline_before_data=arguments.has("--use-tp-pp-dp-mapping"),
     )
+
+
+def _expert_tensor(arguments: Arguments, tp: int) -> int:
+    """Tensor-parallel size of the experts; 1 without experts, and where `--moe-tp-extend-ep` gives their share to EP."""
+    if not arguments.has("--num-experts") or arguments.has("--moe-tp-extend-ep"):
+        return 1
+    return arguments.number("--expert-tensor-parallel-size") or tp
 
 
 def read_batch(arguments: Arguments, dp: int) -> Batch:

@@ -12,20 +12,25 @@ Several launches of one job may fill one record at the same time, each with rank
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import fcntl
+import itertools
 import json
 import os
+import re
 import struct
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mindspeed_dryrun.errors import DryRunError, UsageError
+from mindspeed_dryrun.record.model import EngineSummary
+from mindspeed_dryrun.record.run_spec import JobFile, PlannedRank
 
-_OURS = {"job.json", "patches.json", "report.json", "report.html", "ranks", ".lock"}
+_OURS = {"job.json", "patches.json", "report.json", "report.html", "ranks", "deciding", "tries", ".lock"}
 _NO_LOCKS = {errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS}  # some network file systems
 
 
@@ -36,7 +41,7 @@ class Record:
     path: Path
 
     @classmethod
-    def create(cls, path: Path, job: Mapping[str, Any]) -> Record:
+    def create(cls, path: Path, job: JobFile) -> Record:
         """Makes the record, or continues one of the same job (the same `fingerprint`); `UsageError` for another's."""
         path = Path(path).absolute()
         if path.exists() and not path.is_dir():
@@ -52,7 +57,7 @@ class Record:
             old = record.job() if (path / "job.json").exists() else None
             if old is not None:
                 record.refuse_if_changed(job, old)
-            record.write_json("job.json", {**job, "plan": record._merged_plan(job, old)})
+            record.write_json("job.json", dataclasses.replace(job, plan=record._merged_plan(job, old)).to_json())
         return record
 
     @classmethod
@@ -62,21 +67,27 @@ class Record:
             raise UsageError(f"{path} holds no dry run (no job.json).")
         return cls(Path(path).absolute())
 
-    def job(self) -> dict[str, Any]:
+    def job(self) -> JobFile:
         """What `job.json` holds."""
-        data = read_json(self.path / "job.json")
+        path = self.path / "job.json"
+        data = read_json(path)
         if not isinstance(data, dict):
-            raise UsageError(f"{self.path / 'job.json'} cannot be read; choose another folder for --out.")
-        return data
+            raise UsageError(f"{path} cannot be read; choose another folder for --out.")
+        return JobFile.from_json(data, str(path))
 
-    def refuse_if_changed(self, job: Mapping[str, Any], old: Mapping[str, Any] | None = None) -> None:
+    def refuse_if_changed(self, job: JobFile, old: JobFile | None = None) -> None:
         """A record holds one job: ranks of two would make one wrong table."""
         old = self.job() if old is None else old
-        if old.get("fingerprint") != job.get("fingerprint"):
+        if old.fingerprint != job.fingerprint:
             raise UsageError(
                 f"{self.path} holds another job ({_difference(old, job)}); "
                 "choose another folder for --out, or remove this one to start again."
             )
+
+    def forget(self, ranks: Iterable[int]) -> None:
+        """These ranks count as not run."""
+        for rank in ranks:
+            (self.rank_folder(rank) / "result.json").unlink(missing_ok=True)
 
     def rank_folder(self, rank: int) -> Path:
         """Where a rank runs and leaves its files."""
@@ -128,21 +139,38 @@ class Record:
         finally:
             os.close(descriptor)
 
-    def _merged_plan(self, job: Mapping[str, Any], old: Mapping[str, Any] | None) -> list[dict[str, Any]]:
+    def _merged_plan(self, job: JobFile, old: JobFile | None) -> tuple[PlannedRank, ...]:
         """The new plan, and of the old one what has been run or is being run by another launch."""
-        plan = {int(task["rank"]): dict(task) for task in job.get("plan", ())}
-        kept = {int(task["rank"]): dict(task) for task in (old or {}).get("plan", ())}
+        plan = {task.rank: task for task in job.plan}
+        kept = {task.rank: task for task in old.plan} if old else {}
         run = self.results().keys()
         with self._lock_file() as descriptor:
             for rank in sorted(kept.keys() - plan.keys()):
                 if rank in run or not _lock(descriptor, 1 + rank, wait=False):
                     plan[rank] = kept[rank]
-        return [plan[rank] for rank in sorted(plan)]
+        return tuple(plan[rank] for rank in sorted(plan))
+
+
+def folder_for(stem: Path, fingerprint: str) -> Path:
+    """`stem`, or `stem-2`, `stem-3`, …: the first that holds this job or nothing."""
+    for number in itertools.count(1):
+        path = stem if number == 1 else stem.with_name(f"{stem.name}-{number}")
+        if not path.exists() or (path.is_dir() and not (path / "job.json").exists() and _is_free(path)):
+            return path
+        data = read_json(path / "job.json")
+        if isinstance(data, dict) and data.get("fingerprint") == fingerprint:
+            return path
+    raise AssertionError("there is always a next number")
 
 
 def rank_folder(record: Path, rank: int) -> Path:
     """`ranks/00003` of a record."""
     return record / "ranks" / f"{rank:05d}"
+
+
+def folder_name(text: str) -> str:
+    """A name that is safe as a folder's."""
+    return re.sub(r"[^A-Za-z0-9._+=-]+", "_", text).strip("_")[:60] or "variant"
 
 
 def read_json(path: Path) -> Any:
@@ -205,18 +233,25 @@ def _lock(descriptor: int, byte: int, wait: bool) -> bool:
     return True
 
 
-def _difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+def _difference(old: JobFile, new: JobFile) -> str:
     """What sets two jobs apart, as far as job.json tells, in a few words."""
-    before, after = old.get("job") or {}, new.get("job") or {}
     for name in ("world_size", "trainer"):
-        if before.get(name) != after.get(name):
-            return f"{name} {before.get(name)}, now {after.get(name)}"
-    if old.get("engine") != new.get("engine"):
-        return f"engine {_words(old.get('engine'))}, now {_words(new.get('engine'))}"
-    gone, come = before.get("trainer_args") or (), after.get("trainer_args") or ()
-    if list(gone) != list(come):
-        return f"trainer arguments differ: {_changed(list(gone), list(come))}"
-    return "its plan differs"
+        before, after = getattr(old.job, name), getattr(new.job, name)
+        if before != after:
+            return f"{name} {before}, now {after}"
+    if old.engine != new.engine:
+        return f"engine {_words(old.engine)}, now {_words(new.engine)}"
+    if old.job.trainer_args != new.job.trainer_args:
+        return f"trainer arguments differ: {_changed(list(old.job.trainer_args), list(new.job.trainer_args))}"
+    for variable in sorted({*old.environment, *new.environment}):
+        before, after = old.environment.get(variable, "unset"), new.environment.get(variable, "unset")
+        if before != after:
+            return f"{variable} {before}, now {after}"
+    for field in dataclasses.fields(new.spec):
+        before, after = getattr(old.spec, field.name), getattr(new.spec, field.name)
+        if before != after:
+            return f"{field.name} {before}, now {after}"
+    return "the code of the trainer or of mindspeed-dryrun changed"
 
 
 def _changed(old: list[str], new: list[str]) -> str:
@@ -226,5 +261,5 @@ def _changed(old: list[str], new: list[str]) -> str:
     return f"{flag}{old[at] if at < len(old) else 'nothing'} → {new[at] if at < len(new) else 'nothing'}"
 
 
-def _words(engine: Any) -> str:
-    return " ".join(str(value) for value in engine.values()) if isinstance(engine, dict) else "unknown"
+def _words(engine: EngineSummary) -> str:
+    return " ".join(str(value) for value in dataclasses.astuple(engine) if value is not None)

@@ -20,6 +20,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from mindspeed_dryrun.errors import UsageError
+from mindspeed_dryrun.record.model import Status
+
+_WORKER_LOG = re.compile(r"worker_(\d{1,7})\.log")
+_OUT_OF_MEMORY = re.compile(r"out of memory|memory (?:is )?not enough|memory isn't enough|EL0004|207018", re.IGNORECASE)
 _CHUNK = 1 << 20
 _LINE_LIMIT = 64 << 10  # a longer line is read in pieces
 _OVERLAP = 512  # bytes of a piece that are read again with the next one: longer than any line that carries a figure
@@ -274,3 +279,33 @@ def _line_end(data: bytes, at: int) -> int:
         if (end := data.find(mark, at, high)) >= 0:
             high = end
     return high
+
+
+def worker_logs(folder: Path) -> dict[int, Path]:
+    """The `worker_N.log` files of a folder (or of its `msrun_log`), by rank; `UsageError` where there are none."""
+    if folder.is_file():
+        match = _WORKER_LOG.fullmatch(folder.name)
+        return {int(match[1]) if match else 0: folder}
+    for place in (folder, folder / "msrun_log"):
+        found: dict[int, Path] = {}
+        for file in sorted(place.glob("worker_*.log")):
+            match = _WORKER_LOG.fullmatch(file.name)
+            if match and file.is_file():
+                found[int(match[1])] = file
+        if found:
+            return found
+    raise UsageError(f"{folder} holds neither a dry run (job.json) nor worker logs (worker_0.log, …).")
+
+
+def judge_log(log: RankLog) -> tuple[Status, str | None]:
+    """Status and error of a rank of which there is only a log."""
+    finished = bool(log.iterations_total) and log.iterations_seen == log.iterations_total
+    if log.raised and not finished:
+        return (Status.OOM if _OUT_OF_MEMORY.search(log.raised) else Status.FAILED), log.raised
+    if log.whole:
+        return Status.OK, None
+    if log.first_error:
+        return (Status.OOM if _OUT_OF_MEMORY.search(log.first_error) else Status.FAILED), log.first_error
+    if log.truncated:
+        return Status.FAILED, "the log ends inside the memory block"
+    return Status.FAILED, "the log holds no memory block: the run was stopped, or GLOG_v hides it (use GLOG_v=2)"

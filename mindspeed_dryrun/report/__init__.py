@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from mindspeed_dryrun.errors import UsageError
 from mindspeed_dryrun.record.model import Report
 
 FORMATS = ("table", "json", "csv", "markdown", "html")
 
 
-def render(report: Report, format: str, record: Path | None = None) -> str:
-    """The report as text in one of FORMATS. `record` lets the HTML page show what `report.json` does not hold."""
+def render(report: Report, format: str) -> str:
+    """The report as text in one of FORMATS."""
     if format == "table":
         from mindspeed_dryrun.report import table
 
@@ -31,20 +29,5 @@ def render(report: Report, format: str, record: Path | None = None) -> str:
     if format == "html":
         from mindspeed_dryrun.report import html
 
-        return html.render(report, record)
+        return html.page(report)
     raise UsageError(f"'{format}' is not a report format: choose one of {', '.join(FORMATS)}.")
-
-
-def write_html(record: Path) -> Path:
-    """Writes `report.html` of a record (temporary name, then renamed) and returns its path."""
-    import os
-
-    from mindspeed_dryrun.record.summary import build_report
-    from mindspeed_dryrun.report import html
-
-    page = html.render(build_report(record), record)
-    target = record / "report.html"
-    temporary = record / f".report.html.{os.getpid()}"
-    temporary.write_text(page, encoding="utf-8")
-    temporary.replace(target)
-    return target

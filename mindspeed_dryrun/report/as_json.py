@@ -1,4 +1,4 @@
-"""The report as `report.json`: the shape that docs/report.schema.json describes."""
+"""The report as `report.json`: the shape that docs/schema/report.json describes."""
 
 from __future__ import annotations
 

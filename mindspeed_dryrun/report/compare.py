@@ -10,8 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mindspeed_dryrun.devices.device import Device
 from mindspeed_dryrun.errors import UsageError
-from mindspeed_dryrun.record.model import EngineSummary, RankReport, Report
+from mindspeed_dryrun.record.criteria import Criteria
+from mindspeed_dryrun.record.model import EngineSummary, RankReport, Report, Status
+from mindspeed_dryrun.record.summary import summarise
 from mindspeed_dryrun.report import view
 from mindspeed_dryrun.report.markdown import escape, pipe_table
 from mindspeed_dryrun.report.table import columns
@@ -218,24 +221,14 @@ def _one_rank(figures: Mapping[str, int]) -> Report:
         rank=0,
         represents=(0,),
         stage=None,
-        status="ok",
+        status=Status.OK,
         used_peak_mb=figures["used_peak_mb"],
         actual_peak_mb=figures["actual_peak_mb"],
         device_total_mb=figures["device_total_mb"],
         usable_mb=figures["usable_mb"],
     )
-    return Report(
-        job=None,
-        engine=EngineSummary(None, None, None),
-        device_total_mb=rank.device_total_mb,
-        device_usable_mb=rank.usable_mb,
-        budget_mb=rank.usable_mb,
-        ranks=(rank,),
-        worst_rank=0,
-        used_peak_mb=rank.used_peak_mb,
-        actual_peak_mb=rank.actual_peak_mb,
-        fits=True,
-    )
+    device = Device("", "the device", figures["device_total_mb"], figures["usable_mb"], "published")
+    return summarise(None, EngineSummary(), [rank], Criteria(device=device, budget_mb=device.usable_mb))
 
 
 def _by_rank(report: Report) -> dict[int, RankReport]:
@@ -249,7 +242,7 @@ def _by_rank(report: Report) -> dict[int, RankReport]:
 
 def _pair(name: str, ranks: tuple[int, ...], stage: int | None, a: RankReport | None, b: RankReport | None) -> Pair:
     # A rank that failed printed a figure that means nothing.
-    a, b = (side if side is not None and side.status in ("ok", "oom") else None for side in (a, b))
+    a, b = (side if side is not None and not side.status.broken else None for side in (a, b))
     return Pair(
         name=name,
         ranks=ranks,
@@ -315,9 +308,9 @@ def _missing(pair: Pair, labels: tuple[str, str]) -> str:
 
 def _differences(a: Run, b: Run) -> Iterable[Difference]:
     first, second = a.report, b.report
-    for name in ("mindspore", "cann", "level"):
-        yield from _unequal("version", name, getattr(first.engine, name), getattr(second.engine, name))
-    yield from _unequal("job", "device memory", _opt(first.device_total_mb), _opt(second.device_total_mb))
+    for name in ("name", "version", "cann", "level"):
+        yield from _unequal("engine", name, getattr(first.engine, name), getattr(second.engine, name))
+    yield from _unequal("job", "device memory", _device(first), _device(second))
     if first.job and second.job:
         yield from _unequal("job", "script", first.job.script, second.job.script)
         yield from _unequal("job", "trainer", first.job.trainer, second.job.trainer)
@@ -341,8 +334,10 @@ def _logged(run: Run, name: str) -> str | None:
     return value
 
 
-def _opt(value: int | None) -> str | None:
-    return None if value is None else f"{value}M"
+def _device(report: Report) -> str | None:
+    """As the engine saw it."""
+    found = [rank.device_total_mb for rank in report.ranks if rank.device_total_mb is not None]
+    return f"{min(found)}M" if found else None
 
 
 def _unequal(kind: str, name: str, a: object, b: object) -> Iterable[Difference]:

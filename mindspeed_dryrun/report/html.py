@@ -2,36 +2,34 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from mindspeed_dryrun import __version__
-from mindspeed_dryrun.advise import levers as advice
 from mindspeed_dryrun.record.model import Report
+from mindspeed_dryrun.record.run_spec import JobFile
 from mindspeed_dryrun.report import charts, view
-from mindspeed_dryrun.report.explain import Explanation, explain_ranks
+from mindspeed_dryrun.report.explain import Explanation
 
 
-def render(report: Report, record: Path | None = None) -> str:
-    """The page of a report; a record adds the breakdown, the curve, the environment and the patches."""
-    job_file = read_job_file(record) if record else {}
-    explained = explain_ranks(record, report.ranks) if record else {}
-    return page(report, job_file, explained)
-
-
-def page(report: Report, job_file: Mapping[str, Any], explained: Mapping[int, Explanation]) -> str:
-    """Pure."""
+def page(
+    report: Report,
+    job_file: JobFile | None = None,
+    explained: Mapping[int, Explanation] | None = None,
+    levers: Sequence[Any] = (),
+) -> str:
+    """The page of a report. `levers` are proposals with name, saves_mb, used_peak_mb, why and command."""
+    explained = explained or {}
     rows = view.rows(report)
     drawn = charts.bars(rows, explained, report.budget_mb)
-    shown = _explanation_to_show(report, explained)
+    shown = explanation_to_show(report, explained)
     return from_template(
         "report.html",
         report=report,
-        verdict=view.verdict(report),
+        verdict=view.headline(report),
         title=Path(report.job.script).name if report.job else "worker logs",
         rows=rows,
         worst=view.worst(report),
@@ -40,10 +38,12 @@ def page(report: Report, job_file: Mapping[str, Any], explained: Mapping[int, Ex
         legend=list(dict.fromkeys(piece.name for bar in drawn for piece in bar.pieces)),
         explained=shown,
         curve=charts.curve(shown.iteration, shown.peak_time, shown.peak_bytes) if shown else None,
-        levers=advice.levers(report, job_file.get("details") or {}, shown),
+        levers=levers,
         job=job_file,
         layout=view.parallel_words(report.job) if report.job else "",
         engine=view.engine_words(report),
+        device=view.device_words(report),
+        outside=view.outside_words(report),
     )
 
 
@@ -62,16 +62,8 @@ def from_template(name: str, **values: Any) -> str:
     return environment.get_template(name).render(version=__version__, **values)
 
 
-def read_job_file(record: Path) -> dict[str, Any]:
-    """`job.json` as it is; empty where there is none."""
-    try:
-        data = json.loads((record / "job.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return data if isinstance(data, dict) else {}
-
-
-def _explanation_to_show(report: Report, explained: Mapping[int, Explanation]) -> Explanation | None:
+def explanation_to_show(report: Report, explained: Mapping[int, Explanation]) -> Explanation | None:
+    """Of the worst rank, or of any that was tracked."""
     if report.worst_rank is not None and report.worst_rank in explained:
         return explained[report.worst_rank]
     return next(iter(explained.values()), None)

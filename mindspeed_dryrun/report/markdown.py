@@ -12,10 +12,10 @@ from mindspeed_dryrun.report import view
 
 def render(report: Report) -> str:
     """Verdict, job, a table of rank classes, errors, what is not counted."""
-    verdict = view.verdict(report)
+    verdict = view.headline(report)
     lines = [f"## {verdict.word}", "", escape(verdict.sentence), "", escape(view.job_words(report))]
-    if engine := view.engine_words(report):
-        lines += ["", escape(engine)]
+    for words in (view.engine_words(report), view.device_words(report), view.outside_words(report)):
+        lines += ["", escape(words)] if words else []
     found = view.rows(report)
     body = [view.rank_cells(row, report.budget_mb, width=40) for row in found]
     for cells, row in zip(body, found, strict=True):

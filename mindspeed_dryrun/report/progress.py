@@ -61,6 +61,7 @@ class _State:
             return True
         if event.kind == "started":
             self.started[event.rank] = time.monotonic()
+            self.total = max(self.total, len(self.seconds) + len(self.started))  # more ranks decide a close verdict
         self.latest[event.rank] = event
         return before is None or phase_text(before) != phase_text(event)
 
@@ -102,7 +103,7 @@ def finished_text(event: Event) -> str:
     if result is None:
         return f"rank {event.rank}: ended"
     took = f", {_duration(result.seconds)}" if result.seconds is not None else ""
-    if result.status in ("ok", "oom"):
+    if not result.status.broken:
         return f"rank {event.rank}: {result.used_peak_mb}M used, {result.actual_peak_mb}M with fragments{took}"
     return f"rank {event.rank}: {result.status}: {result.error}{took}"
 

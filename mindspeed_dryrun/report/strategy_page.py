@@ -9,7 +9,7 @@ from pathlib import Path
 
 from mindspeed_dryrun.report import html
 from mindspeed_dryrun.report.charts import WIDTH, Piece, side_by_side
-from mindspeed_dryrun.report.view import Verdict
+from mindspeed_dryrun.report.view import Headline
 
 _PLOT_LEFT, _PLOT_WIDTH, _PLOT_HEIGHT = 64.0, 940.0, 440.0
 _PLOT_TOP, _PLOT_BOTTOM = 22.0, 390.0
@@ -89,7 +89,7 @@ class Section:
     text: Sequence[str] = ()
 
 
-def render(title: str, verdict: Verdict, sections: Sequence[Section]) -> str:
+def render(title: str, verdict: Headline, sections: Sequence[Section]) -> str:
     """A whole page."""
     return html.from_template("strategy.html", title=title, verdict=verdict, sections=sections)
 

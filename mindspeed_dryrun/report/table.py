@@ -15,12 +15,12 @@ _STATUS_TONES = {"ok": "good", "oom": "bad", "failed": "bad", "timeout": "bad"}
 
 def render(report: Report, colour: bool = False) -> str:
     """Verdict, job, one line per rank class, errors, and what is not counted."""
-    verdict = view.verdict(report)
+    verdict = view.headline(report)
     lines = _wrap(f"{verdict.word}  {verdict.sentence}")
     lines[0] = paint(verdict.word, verdict.tone, colour) + lines[0][len(verdict.word) :]
     lines += _wrap(view.job_words(report))
-    if engine := view.engine_words(report):
-        lines += _wrap(engine)
+    for words in (view.engine_words(report), view.device_words(report), view.outside_words(report)):
+        lines += _wrap(words) if words else []
     lines += ["", *_rank_lines(report, colour)]
     found = view.rows(report)
     for error in view.errors(found):

@@ -6,7 +6,7 @@ import unicodedata
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
-from mindspeed_dryrun.record.model import JobSummary, RankReport, Report
+from mindspeed_dryrun.record.model import JobSummary, RankReport, Report, Status, Verdict
 
 # More rows than this do not fit a screen: ranks that differ in nothing a table shows share a row,
 # and if that is not enough, ranks of one stage do.
@@ -14,8 +14,8 @@ MOST_ROWS = 40
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """`word` is FITS, DOES NOT FIT, FAILED or UNKNOWN; `tone` good, bad or warn; `sentence` says it in full."""
+class Headline:
+    """`word` is FITS, FITS BARELY, DOES NOT FIT, FAILED or UNKNOWN; `tone` good, bad or warn; `sentence` says it in full."""
 
     word: str
     tone: str
@@ -29,7 +29,7 @@ class Row:
     rank: int
     ranks: tuple[int, ...]
     stage: int | None
-    status: str
+    status: Status
     error: str | None
     used_peak_mb: int | None
     actual_peak_mb: int | None
@@ -76,7 +76,7 @@ def parallel_words(job: JobSummary) -> str:
     """'TP2 PP2 DP1', with CP, EP and VPP where they are used."""
     layout = job.parallel
     words = [f"TP{layout.tp}", f"PP{layout.pp}", f"DP{layout.dp}"]
-    words += [f"{name}{value}" for name, value in (("CP", layout.cp), ("EP", layout.ep)) if value > 1]
+    words += [f"{name}{value}" for name, value in (("CP", layout.cp), ("EP", layout.ep), ("ETP", layout.etp)) if value > 1]
     if layout.vpp:
         words.append(f"VPP{layout.vpp}")
     return " ".join(words)
@@ -95,8 +95,9 @@ def engine_words(report: Report) -> str:
     """What counted, in one line; empty where the logs do not say."""
     engine = report.engine
     words = []
-    if engine.mindspore:
-        words.append(f"MindSpore {clean(engine.mindspore)}")
+    if engine.version:
+        name = {"mindspore": "MindSpore"}.get(engine.name or "mindspore", engine.name)
+        words.append(f"{name} {clean(engine.version)}")
     if engine.cann:
         words.append(f"CANN {clean(engine.cann)}")
     if engine.level is not None:
@@ -114,30 +115,70 @@ def worst(report: Report) -> RankReport | None:
     return next((rank for rank in report.ranks if rank.rank == report.worst_rank), None)
 
 
-def verdict(report: Report) -> Verdict:
+def headline(report: Report) -> Headline:
     """Will it fit, on which rank, by how much. A failed rank comes first: its figure means nothing."""
-    broken = [rank for rank in report.ranks if rank.status in ("failed", "timeout")]
+    broken = [rank for rank in report.ranks if rank.status.broken]
     if broken:
         names = ranges(number for rank in broken for number in rank.represents or (rank.rank,))
-        what = "timed out" if all(rank.status == "timeout" for rank in broken) else "failed"
+        what = "timed out" if all(rank.status is Status.TIMEOUT for rank in broken) else "failed"
         noun = "Rank" if names.isdigit() else "Ranks"
-        return Verdict("FAILED", "bad", f"{noun} {shorten(names, 30)} {what}: without them there is no verdict.")
-    starved = [number for rank in report.ranks if rank.status == "oom" and rank.error for number in rank.represents]
+        return Headline("FAILED", "bad", f"{noun} {shorten(names, 30)} {what}: without them there is no verdict.")
+    starved = [number for rank in report.ranks if rank.status is Status.OOM and rank.error for number in rank.represents]
     if starved:
-        return Verdict("DOES NOT FIT", "bad", f"Rank {shorten(ranges(starved), 30)} really ran out of memory.")
+        return Headline("DOES NOT FIT", "bad", f"Rank {shorten(ranges(starved), 30)} really ran out of memory.")
     rank = worst(report)
     if rank is None or report.actual_peak_mb is None:
-        return Verdict("UNKNOWN", "warn", "No rank printed its peak memory.")
+        return Headline("UNKNOWN", "warn", "No rank printed its peak memory.")
     where = f"Worst rank {rank.rank}" + (f" (stage {rank.stage})" if rank.stage is not None else "")
-    need = f"{where} needs {report.actual_peak_mb}M with fragments"
-    if report.budget_mb is None:
-        return Verdict("UNKNOWN", "warn", f"{need}; no budget is known to compare it with.")
-    margin = report.budget_mb - report.actual_peak_mb
-    if margin < 0 or report.fits is False:
-        return Verdict("DOES NOT FIT", "bad", f"{need}: {-margin}M above the budget of {report.budget_mb}M.")
-    if report.fits is None:
-        return Verdict("UNKNOWN", "warn", f"{need}, which fits, but not every rank was run.")
-    return Verdict("FITS", "good", f"{need}: {margin}M below the budget of {report.budget_mb}M.")
+    return _judged(report, f"{where} needs {report.actual_peak_mb}M with fragments")
+
+
+def _judged(report: Report, need: str) -> Headline:
+    """The headline of a job whose peak is known."""
+    if report.budget_mb is None or report.margin_mb is None:
+        return Headline("UNKNOWN", "warn", f"{need}; no budget is known to compare it with.")
+    budget, margin = budget_words(report), report.margin_mb
+    if report.verdict is Verdict.DOES_NOT_FIT:
+        return Headline("DOES NOT FIT", "bad", f"{need}: {-margin}M above {budget}.")
+    if report.verdict is Verdict.UNKNOWN:
+        return Headline("UNKNOWN", "warn", f"{need}, {margin}M below {budget}, but not every rank class was run.")
+    seen = f"{report.needed_mb}M that real runs were seen to need above a dry run" if report.needed_mb else ""
+    asked = ""
+    if report.asked_mb is not None and margin < report.asked_mb:
+        asked = f" It is less than the margin of {report.asked_mb}M that was asked for."
+    if report.verdict is Verdict.BARELY:
+        sentence = f"{need}: {margin}M below {budget}, less than the {seen}."
+        return Headline("FITS BARELY", "warn", sentence + asked)
+    sentence = f"{need}: {margin}M below {budget}" + (f", more than the {seen}." if seen else ".")
+    return Headline("FITS", "warn" if asked else "good", sentence + asked)
+
+
+def budget_words(report: Report) -> str:
+    """The budget and whose it is."""
+    device = report.device
+    if device is None or report.budget_mb != device.usable_mb:
+        return f"the budget of {report.budget_mb}M"
+    return f"the {report.budget_mb}M usable on {clean(device.title)}"
+
+
+def device_words(report: Report) -> str:
+    """The card that the verdict is about, and where its figures are from."""
+    device = report.device
+    if device is None:
+        return ""
+    source = f", {clean(device.source)}" if device.source else ""
+    return f"Device: {clean(device.title)}, {device.total_mb}M in all, {device.usable_mb}M usable{source}"
+
+
+def outside_words(report: Report) -> str:
+    """What communicators take beside the pool; empty where it is not known."""
+    outside = report.outside_pool
+    if outside is None:
+        return ""
+    words = f"Outside the pool: {plural(outside.communicators, 'communicator')} with {outside.hccl_mb}M of buffers"
+    if outside.hccl_mb > outside.left_mb:
+        return f"{words}, and the device leaves {outside.left_mb}M: that is not enough. Lower HCCL_BUFFSIZE."
+    return f"{words}; the device leaves {outside.left_mb}M"
 
 
 def rows(report: Report) -> tuple[Row, ...]:
@@ -148,9 +189,8 @@ def rows(report: Report) -> tuple[Row, ...]:
     if len(groups) > MOST_ROWS:
         groups = _group(report.ranks, lambda rank: (rank.stage, rank.status))
     found = [_row(group, report.worst_rank) for group in groups]
-    broken = ("failed", "timeout")
     return tuple(
-        sorted(found, key=lambda row: (not row.worst, row.status not in broken, -(row.actual_peak_mb or 0), row.rank))
+        sorted(found, key=lambda row: (not row.worst, not row.status.broken, -(row.actual_peak_mb or 0), row.rank))
     )
 
 
@@ -165,12 +205,12 @@ def mb(value: float | None) -> str:
 def rank_cells(row: Row, budget_mb: int | None, width: int) -> list[str]:
     """A row under RANK_HEAD; the list of ranks takes at most `width` characters."""
     # A rank that stopped early still printed a peak, a small and meaningless one: it is not shown.
-    stopped = row.status in ("failed", "timeout")
+    stopped = row.status.broken
     used, actual = (None, None) if stopped else (row.used_peak_mb, row.actual_peak_mb)
     share = "–" if actual is None or not budget_mb else percent(actual, budget_mb)
     stage = "–" if row.stage is None else str(row.stage)
     stands_for = shorten(ranges(row.ranks), width)
-    return [str(row.rank), stands_for, stage, row.status, mb(used), mb(actual), share]
+    return [str(row.rank), stands_for, stage, str(row.status), mb(used), mb(actual), share]
 
 
 def errors(found: Sequence[Row], most: int = 10) -> list[str]:
@@ -178,7 +218,7 @@ def errors(found: Sequence[Row], most: int = 10) -> list[str]:
     lines = [
         f"rank {shorten(ranges(row.ranks), 24)} {row.status}: {clean(row.error or 'no error line in its log')}"
         for row in found
-        if row.status in ("failed", "timeout")
+        if row.status.broken
     ]
     return lines[:most] + ([f"… and {len(lines) - most} more"] if len(lines) > most else [])
 

@@ -16,7 +16,7 @@ from mindspeed_dryrun.megatron.flags import FLAGS, with_tag
 from mindspeed_dryrun.megatron.model_shape import ModelShape
 from mindspeed_dryrun.report import strategy_page as page
 from mindspeed_dryrun.report.text import duration, table
-from mindspeed_dryrun.report.view import Verdict
+from mindspeed_dryrun.report.view import Headline
 from mindspeed_dryrun.search.search import Candidate, SearchResult
 from mindspeed_dryrun.units import format_mb
 
@@ -329,10 +329,10 @@ def to_html(result: SearchResult, shape: ModelShape, hardware: Hardware, script:
                 "Winners, each verified by dry run", table=page.Table(header, rows, left=2), text=[_NAMES]
             )
         )
-        verdict = Verdict("FOUND", "good", f"{found_sentence(result)} Budget {format_mb(result.budget_mb)} a card.")
+        verdict = Headline("FOUND", "good", f"{found_sentence(result)} Budget {format_mb(result.budget_mb)} a card.")
     else:
         word = "INTERRUPTED" if result.interrupted else "NOTHING FITS"
-        verdict = Verdict(word, "warn" if result.interrupted else "bad", nothing_fits(result))
+        verdict = Headline(word, "warn" if result.interrupted else "bad", nothing_fits(result))
     shown = points(result, shape, hardware)
     if shown:
         sections.append(

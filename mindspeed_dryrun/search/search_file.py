@@ -8,9 +8,9 @@ from pathlib import Path
 
 from mindspeed_dryrun.devices.hardware import CLUSTER_KEYS, Hardware, in_cluster, read_hardware
 from mindspeed_dryrun.errors import UsageError
-from mindspeed_dryrun.record.yaml_file import Section, read_yaml
 from mindspeed_dryrun.search.space import Space, read_space
 from mindspeed_dryrun.units import parse_size_mb
+from mindspeed_dryrun.yaml_file import Section, read_yaml
 
 _KEYS = ("script", "set", "args", "cluster", "hardware", "budget", "limits", "space", "winners")
 

@@ -10,7 +10,7 @@ from typing import Any
 from mindspeed_dryrun.errors import UsageError
 from mindspeed_dryrun.estimate.strategy import Recompute, Strategy
 from mindspeed_dryrun.megatron.model_shape import ModelShape
-from mindspeed_dryrun.record.yaml_file import Section, whole
+from mindspeed_dryrun.yaml_file import Section, whole
 
 _CP_ALGORITHMS = {"ring": "megatron_cp_algo", "ulysses": "ulysses_cp_algo"}
 _KEYS = (

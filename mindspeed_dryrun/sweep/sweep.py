@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import itertools
 import json
-import os
 import signal
 import threading
 import time
@@ -24,16 +22,17 @@ from mindspeed_dryrun.estimate.strategy import read_strategy
 from mindspeed_dryrun.estimate.time_model import NEWEST, Estimate, Release, estimate
 from mindspeed_dryrun.launch.executors import Interrupted
 from mindspeed_dryrun.launch.executors.local import ending_on_signals
-from mindspeed_dryrun.launch.job import Job, understand
-from mindspeed_dryrun.launch.script import capture
+from mindspeed_dryrun.launch.job import Job
+from mindspeed_dryrun.launch.run import read_job
 from mindspeed_dryrun.megatron.model_shape import read_shape
 from mindspeed_dryrun.record.model import Report
-from mindspeed_dryrun.record.yaml_file import Section, read_yaml, scalar
+from mindspeed_dryrun.record.run_spec import RunSpec
+from mindspeed_dryrun.record.store import folder_name
 from mindspeed_dryrun.report import strategy_page as page
 from mindspeed_dryrun.report.text import table
-from mindspeed_dryrun.report.view import Verdict
-from mindspeed_dryrun.search.measure import file_name, stage_peaks
+from mindspeed_dryrun.report.view import Headline
 from mindspeed_dryrun.units import parse_size_mb
+from mindspeed_dryrun.yaml_file import Section, read_yaml, scalar
 
 # History of `sweep --json`:
 # 1: first version (docs: DESIGN, "Fixed: the record").
@@ -189,27 +188,9 @@ def _merge(first: Variant, second: Variant) -> Variant:
     )
 
 
-@contextlib.contextmanager
-def environment(extra: Mapping[str, str]) -> Iterator[None]:
-    """The script sees these variables exported while it is captured."""
-    old = {name: os.environ.get(name) for name in extra}
-    os.environ.update(extra)
-    try:
-        yield
-    finally:
-        for name, value in old.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
-
-
 def job_of(script: Path, variant: Variant) -> Job:
     """The variant's job."""
-    with environment(variant.env):
-        call = capture(script, variant.sets)
-    job = understand(call, str(script), variant.args)
-    return dataclasses.replace(job, env={**job.env, **variant.env})
+    return read_job(script, RunSpec(sets=variant.sets, overrides=variant.args, env=variant.env))
 
 
 def predict(job: Job, hardware: Hardware | None, release: Release = NEWEST) -> Estimate | None:
@@ -252,7 +233,6 @@ class Sweep:
     def run(self) -> list[Row]:
         """Every variant; one that cannot run has its sentence in the table and does not stop the others."""
         with ending_on_signals(self.stop), ThreadPoolExecutor(self.at_once) as pool:
-            # Scripts are captured one by one, here: a variant's environment is this process's while it is read.
             waiting = {pool.submit(self._run_row, row, job): row for row in self.rows if (job := self._job_of(row))}
             done = len(self.rows) - len(waiting)
             try:
@@ -281,7 +261,7 @@ class Sweep:
         started = time.monotonic()
         try:
             row.estimate = predict(job, self.plan.hardware, self.plan.release)
-            row.report = self.dry_run(job, self.folder / "variants" / file_name(row.variant.name))
+            row.report = self.dry_run(job, self.folder / "variants" / folder_name(row.variant.name))
             first = next((rank.error for rank in row.report.ranks if rank.error), None)
             row.error = first if row.status in ("failed", "timeout") else None
         except DryRunError as error:
@@ -301,11 +281,9 @@ def to_json(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def exit_status(rows: Sequence[Row]) -> int:
-    """0 all fit · 3 at least one does not · 1 one failed, timed out or was not reached."""
-    found = {row.status for row in rows}
-    if found & {"failed", "timeout", "open"}:
-        return 1
-    return 3 if "oom" in found or any(row.report and row.report.fits is False for row in rows) else 0
+    """1 where one failed, timed out or was not reached, else 3 where one does not fit, else 0."""
+    found = {row.report.exit_status if row.report else 1 for row in rows}
+    return next((status for status in (1, 3) if status in found), 0)
 
 
 _VERDICTS = {"ok": "fits", "oom": "too big", "failed": "failed", "timeout": "timed out", "open": "not run"}
@@ -376,17 +354,17 @@ def to_html(plan: SweepFile, rows: Sequence[Row]) -> str:
     return page.render(f"Sweep of {plan.script.name}", _verdict(rows), sections)
 
 
-def _verdict(rows: Sequence[Row]) -> Verdict:
+def _verdict(rows: Sequence[Row]) -> Headline:
     count = Counter(row.status for row in rows)
     said = ", ".join(f"{count[status]} {words}" for status, words in _VERDICTS.items() if count[status])
     known = [(row.report.actual_peak_mb, row.variant.name) for row in rows if row.report and row.report.actual_peak_mb]
     least = f" The least memory: {min(known)[1]} with {min(known)[0]}M." if known else ""
     word, tone = {0: ("ALL FIT", "good"), 3: ("NOT ALL FIT", "bad")}.get(exit_status(rows), ("NOT ALL COUNTED", "warn"))
-    return Verdict(word, tone, f"{len(rows)} variants: {said}.{least}")
+    return Headline(word, tone, f"{len(rows)} variants: {said}.{least}")
 
 
 def _by_stage(report: Report) -> str:
-    return " ".join(f"{peak.used_mb}/{peak.actual_mb}" for peak in stage_peaks(report).values())
+    return " ".join(f"{peak.used_mb}/{peak.actual_mb}" for peak in report.stage_peaks.values())
 
 
 def _estimate_json(guess: Estimate | None) -> dict[str, float] | None:

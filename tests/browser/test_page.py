@@ -14,11 +14,13 @@ from pathlib import Path
 import chromium
 import pytest
 import strategy_models
-from report_samples import SAMPLES, fits
+from report_samples import SAMPLES, fits, job_file
 from strategy_models import MODELS
 from strategy_oracle import Oracle
 from tracker_file import Program
 
+from mindspeed_dryrun.advise.levers import levers
+from mindspeed_dryrun.advise.report_page import job_to_change
 from mindspeed_dryrun.report import html
 from mindspeed_dryrun.report.explain import explain_ranks
 from mindspeed_dryrun.search import results
@@ -70,7 +72,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     found = {}
     for name, make in SAMPLES.items():
         found[name] = folder / f"{name}.html"
-        found[name].write_text(html.render(make()), encoding="utf-8")
+        found[name].write_text(html.page(make()), encoding="utf-8")
     program = Program(layers=14, activation=100 << 20, weight=64 << 20).run()
     program.write(folder / "ranks" / "00000" / "memory_block.csv")
     peak = program.peak()[0] >> 20
@@ -85,13 +87,10 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         notes=(f"the checkpoint '{long}' is not here",),
         job=dataclasses.replace(fits().job, script=long + "train.sh"),
     )
-    job = {
-        "details": {"num_layers": 28, "program": "pretrain_gpt.py"},
-        "patches": ["one"],
-        "environment": {"GLOG_v": "2"},
-    }
+    job = job_file(job=report.job, patches=("one",), environment={"GLOG_v": "2"})
+    explained = explain_ranks(folder, report.ranks)
     found["explained"] = folder / "explained.html"
-    found["explained"].write_text(html.page(report, job, explain_ranks(folder, report.ranks)), encoding="utf-8")
+    found["explained"].write_text(html.page(report, job, explained, levers(report, job_to_change(job), explained[0])), encoding="utf-8")
     for name, text in _strategy_pages().items():
         found[name] = folder / f"{name}.html"
         found[name].write_text(text, encoding="utf-8")

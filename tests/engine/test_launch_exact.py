@@ -14,8 +14,9 @@ import pytest
 from mindspeed_dryrun.engines.packages import packages_folder
 from mindspeed_dryrun.launch.job import Job, understand
 from mindspeed_dryrun.launch.msrun_call import read_msrun_call
-from mindspeed_dryrun.launch.run import LaunchOptions, dry_run_job
+from mindspeed_dryrun.launch.run import Execution, dry_run_job
 from mindspeed_dryrun.record.model import RankReport
+from mindspeed_dryrun.record.run_spec import RunSpec
 
 pytestmark = [
     pytest.mark.engine,
@@ -40,7 +41,7 @@ def job(world: int, layers: int, batch: int, extra: str) -> Job:
 
 
 def run(found: Job, out: Path, **options: str) -> dict[int, RankReport]:
-    report = dry_run_job(found, out, LaunchOptions(trainer="embedded", jobs=1, **options))  # type: ignore[arg-type]
+    report = dry_run_job(found, out, RunSpec(trainer="embedded", **options), Execution(jobs=1))  # type: ignore[arg-type]
     assert all(rank.status == "ok" for rank in report.ranks), [rank.error for rank in report.ranks]
     return {rank.rank: rank for rank in report.ranks}
 

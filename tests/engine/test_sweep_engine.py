@@ -15,8 +15,9 @@ from mindspeed_dryrun.commands import main
 from mindspeed_dryrun.engines.packages import engine_path
 from mindspeed_dryrun.errors import DryRunError
 from mindspeed_dryrun.estimate.strategy import Strategy
-from mindspeed_dryrun.launch.run import LaunchOptions
+from mindspeed_dryrun.launch.run import Execution
 from mindspeed_dryrun.launch.script import capture
+from mindspeed_dryrun.record.run_spec import RunSpec
 from mindspeed_dryrun.search.measure import DryRuns
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -119,7 +120,7 @@ def test_a_search_verifies_its_winner(script: Path, tmp_path: Path, capsys: pyte
 
 def test_some_stages_first_and_then_the_others(script: Path, tmp_path: Path) -> None:
     """A search looks at the worst stages of a doubtful strategy; when it wants all of them, those are not run again."""
-    measure = DryRuns(capture(script), str(script), 2, tmp_path / "runs", LaunchOptions(trainer="embedded", jobs=1))
+    measure = DryRuns(capture(script), str(script), 2, tmp_path / "runs", RunSpec(trainer="embedded"), Execution(jobs=1))
     strategy = Strategy(1, 2, 1, 1, 1, ((2,), (2,)), sequence_parallel=False)
     first = measure(strategy, [1])
     assert first.error is None and list(first.stages) == [1] and first.ranks == 1

@@ -12,9 +12,10 @@ import pytest
 
 from mindspeed_dryrun.launch.job import understand
 from mindspeed_dryrun.launch.msrun_call import read_msrun_call
-from mindspeed_dryrun.launch.run import LaunchOptions, dry_run_job
+from mindspeed_dryrun.launch.run import Execution, dry_run_job
 from mindspeed_dryrun.megatron.arguments import override_args
 from mindspeed_dryrun.record.model import RankReport
+from mindspeed_dryrun.record.run_spec import RunSpec
 
 pytestmark = pytest.mark.engine
 
@@ -35,7 +36,7 @@ def run(out: Path, rank: int, more: str = "", world_size: int = 4) -> RankReport
     """One rank of the job, launched as a user would."""
     argv = ["--worker_num", str(world_size), "--local_worker_num", str(min(world_size, 8)), "pretrain_gpt.py"]
     job = understand(read_msrun_call([*argv, *override_args(QWEN, more.split())], str(out)), "script.sh")
-    report = dry_run_job(job, out / "record", LaunchOptions(ranks=str(rank), trainer="embedded", jobs=1))
+    report = dry_run_job(job, out / "record", RunSpec(ranks=str(rank), trainer="embedded"), Execution(jobs=1))
     (result,) = report.ranks
     assert result.status in ("ok", "oom"), result.error
     return result

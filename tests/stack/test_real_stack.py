@@ -20,8 +20,9 @@ from mindspeed_dryrun.launch.executors.rank import run_rank
 from mindspeed_dryrun.launch.job import understand
 from mindspeed_dryrun.launch.msrun_call import read_msrun_call
 from mindspeed_dryrun.launch.plan import make_plan
-from mindspeed_dryrun.launch.run import LaunchOptions, dry_run_job
+from mindspeed_dryrun.launch.run import Execution, dry_run_job
 from mindspeed_dryrun.record.model import Report
+from mindspeed_dryrun.record.run_spec import RunSpec
 
 pytestmark = pytest.mark.stack
 STACK = Path(os.environ.get("MINDSPEED_CORE_MS_PATH", "/nowhere"))
@@ -75,8 +76,8 @@ def _files() -> dict[str, int]:
 
 def dry_run(tmp_path: Path, world: int, program: str, args: list[str], **options: Any) -> Report:
     call = read_msrun_call(["--worker_num", str(world), "--local_worker_num", str(world), program, *args], str(LLM))
-    options = {"trainer": "script", "jobs": 1, "ranks": "0"} | options
-    return dry_run_job(understand(call, "test.sh"), tmp_path / "record", LaunchOptions(**options))
+    options = {"trainer": "script", "ranks": "0"} | options
+    return dry_run_job(understand(call, "test.sh"), tmp_path / "record", RunSpec(**options), Execution(jobs=1))
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -7,16 +7,16 @@ import json
 from pathlib import Path
 
 import pytest
-from report_samples import fits
+from report_samples import fits, rank
 from test_report import check_gold
 
-from mindspeed_dryrun.commands import compare as command
 from mindspeed_dryrun.commands import main
 from mindspeed_dryrun.errors import UsageError
 from mindspeed_dryrun.record.environment import engine_environment
-from mindspeed_dryrun.record.model import EngineSummary, RankReport
+from mindspeed_dryrun.record.model import EngineSummary
 from mindspeed_dryrun.report import compare as view
 from mindspeed_dryrun.report.compare import Run, beyond, compare
+from mindspeed_dryrun.report.compared_runs import logged_arguments
 
 PUBLISHED = Path(__file__).parents[2] / "examples" / "ab" / "qwen25_7b_published.json"
 
@@ -24,14 +24,12 @@ PUBLISHED = Path(__file__).parents[2] / "examples" / "ab" / "qwen25_7b_published
 def real() -> Run:
     """Real logs of four ranks, one of which failed."""
     ranks = (
-        RankReport(0, (0,), None, "ok", None, 55405, 57400),
-        RankReport(1, (1,), None, "ok", None, 55405, 57390),
-        RankReport(2, (2,), None, "ok", None, 48500, 50060),
-        RankReport(3, (3,), None, "failed", "RuntimeError", 100, 100),
+        rank(0, (0,), None, "ok", used_peak_mb=55405, actual_peak_mb=57400, device_total_mb=62420, usable_mb=58178),
+        rank(1, (1,), None, "ok", used_peak_mb=55405, actual_peak_mb=57390, device_total_mb=62420, usable_mb=58178),
+        rank(2, (2,), None, "ok", used_peak_mb=48500, actual_peak_mb=50060, device_total_mb=62420, usable_mb=58178),
+        rank(3, (3,), None, "failed", error="RuntimeError", used_peak_mb=100, actual_peak_mb=100),
     )
-    report = dataclasses.replace(
-        fits(), job=None, ranks=ranks, engine=EngineSummary(None, None, None), device_total_mb=62420, worst_rank=0
-    )
+    report = dataclasses.replace(fits(), job=None, ranks=ranks, engine=EngineSummary(), worst_rank=0)
     flags = {"--seq-length": "10240", "--bf16": "True", "--swiglu": "False", "--lr": "1e-5"}
     return Run("real", report, flags, {}, flags_logged=True)
 
@@ -55,7 +53,7 @@ def test_only_what_differs_is_listed_and_logged_defaults_are_no_difference():
     found = {item.name: (item.kind, item.a, item.b) for item in compare(real(), dry()).differences}
     assert found["--seq-length"] == ("argument", "10240", "4096")
     assert found["--swiglu"] == ("argument", None, "set")
-    assert found["mindspore"] == ("version", None, "2.7.1")
+    assert found["version"] == ("engine", None, "2.7.1")
     assert "--bf16" not in found and "--lr" not in found
 
 
@@ -100,10 +98,10 @@ def test_the_published_table_is_shown_from_its_data(capsys):
 def test_two_report_files(tmp_path, capsys):
     first, second = tmp_path / "a.json", tmp_path / "b.json"
     first.write_text(json.dumps(fits().to_json()))
-    second.write_text(json.dumps(dataclasses.replace(fits(), engine=EngineSummary("2.8.0", "stand-in", 1)).to_json()))
+    second.write_text(json.dumps(dataclasses.replace(fits(), engine=EngineSummary("mindspore", "2.8.0", "stand-in", 1)).to_json()))
     assert main(["compare", str(first), str(second), "--labels", "old,new", "--max-diff", "0%"]) == 0
     out = capsys.readouterr().out
-    assert "mindspore" in out and "2.8.0" in out and "used old" in out
+    assert "engine  version  2.7.1  2.8.0" in out and "used old" in out
     assert main(["compare", str(first), str(second), "--labels", "old"]) == 2
     assert main(["compare", str(tmp_path / "none.json"), str(second)]) == 2
 
@@ -120,7 +118,7 @@ def test_two_folders_of_logs(tmp_path, capsys):
             f"Used peak memory usage (without fragments): {used}M\n"
             f"Actual peak memory usage (with fragments): {used + 5}M\n"
         )
-    assert command.logged_arguments(tmp_path / "a") == {"--seq-length": "100"}
+    assert logged_arguments(tmp_path / "a") == {"--seq-length": "100"}
     assert main(["compare", str(tmp_path / "a"), str(tmp_path / "b"), "--max-diff", "20%"]) == 1
     out = capsys.readouterr().out
     assert "+30M +30.00%" in out and "--seq-length" in out

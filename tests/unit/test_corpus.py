@@ -13,6 +13,7 @@ from mindspeed_dryrun.launch.msrun_call import read_msrun_call
 from mindspeed_dryrun.launch.plan import make_plan
 from mindspeed_dryrun.launch.rank_classes import rank_classes
 from mindspeed_dryrun.launch.short_run import short_args
+from mindspeed_dryrun.record.run_spec import RunSpec
 
 CORPUS = Path(__file__).parents[2] / ".." / "shared" / "corpus" / "msrun_calls.jsonl"
 if not CORPUS.exists():
@@ -61,7 +62,7 @@ def test_training_scripts_get_a_plan(call: dict[str, object]) -> None:
         assert len(rank_classes(job)) == classes
     if name(call) in KINDS:
         assert job.kind == KINDS[name(call)]
-    plan = make_plan(job, None)
+    plan = make_plan(job, RunSpec(), None)
     covered = [rank for task in plan.tasks for rank in task.represents]
     assert sorted(covered) == list(range(job.world_size))
     assert {task.stage for task in plan.tasks} == set(range(p.pp))

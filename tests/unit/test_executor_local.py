@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -13,6 +14,7 @@ import time
 from pathlib import Path
 
 import pytest
+from report_samples import job_file
 
 from mindspeed_dryrun.errors import DryRunError, UsageError
 from mindspeed_dryrun.launch.executors import Event, Interrupted, get_executor, host
@@ -57,7 +59,7 @@ def task(program: str, rank: int = 0, timeout_s: float = 60, iterations: int = 2
 
 @pytest.fixture
 def record(tmp_path: Path) -> Path:
-    return Record.create(tmp_path / "out", {"fingerprint": "1", "plan": []}).path
+    return Record.create(tmp_path / "out", job_file()).path
 
 
 def processes_of(record: Path) -> list[int]:
@@ -148,7 +150,7 @@ def test_a_crash_in_the_tear_down_is_ok_with_a_note(record: Path, crash: str) ->
 
 
 def test_a_command_that_is_not_there_is_failed(record: Path) -> None:
-    missing = RankTask(0, (0,), None, "", ("/no/such/python",), dict(os.environ), 10, 1)
+    missing = dataclasses.replace(task(""), argv=("/no/such/python",))
     report = run_rank(missing, record)
     assert report and report.status == "failed" and "cannot run /no/such/python" in (report.error or "")
 
@@ -200,7 +202,7 @@ def test_stopping_a_rank_records_nothing(record: Path) -> None:
 
 
 def test_a_record_path_with_odd_characters_reaches_the_rank(tmp_path: Path) -> None:
-    record = Record.create(tmp_path / 'a "quoted" {path} \\ ü', {"fingerprint": "1"}).path
+    record = Record.create(tmp_path / 'a "quoted" {path} \\ ü', job_file()).path
     report = run_rank(task("train(); block()"), record)
     assert report and report.status == "ok"
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from report_samples import job_file
 
 from mindspeed_dryrun.errors import DryRunError, UsageError
 from mindspeed_dryrun.launch.executors import Event
@@ -163,14 +164,15 @@ def tasks(shared: Path, count: int = 4, seconds: float = 0.2) -> list[RankTask]:
             "SHARED": str(shared),
             "SECONDS_EACH": str(seconds),
         }
-        result.append(RankTask(rank, (rank,), 0, "", (sys.executable, "-c", PROGRAM), env, 120, 2))
+        argv = (sys.executable, "-c", PROGRAM)
+        result.append(
+            RankTask(rank=rank, represents=(rank,), stage=0, why="", argv=argv, env=env, timeout_s=120, iterations=2)
+        )
     return result
 
 
 def a_record(path: Path) -> Path:
-    record = Record.create(
-        path, {"fingerprint": "1", "plan": [{"rank": rank, "represents": [rank]} for rank in range(4)]}
-    )
+    record = Record.create(path, job_file(plan=tuple((rank, (rank,)) for rank in range(4))))
     record.write_json("patches.json", ["a patch"])
     return record.path
 

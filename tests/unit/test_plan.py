@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
 import pytest
+from report_samples import CRITERIA, rank
 
 from mindspeed_dryrun.commands.launch import parse_sets
 from mindspeed_dryrun.errors import DryRunError, UsageError
@@ -20,7 +22,8 @@ from mindspeed_dryrun.launch.mock_inputs import (
 from mindspeed_dryrun.launch.msrun_call import read_msrun_call
 from mindspeed_dryrun.launch.plan import RankTask, check_results, choose_ranks, make_plan, plan_json, rewritten_call
 from mindspeed_dryrun.launch.trainers import choose_trainer
-from mindspeed_dryrun.record.model import EngineSummary, RankReport, Report
+from mindspeed_dryrun.record.model import EngineSummary, Report
+from mindspeed_dryrun.record.run_spec import RunSpec
 from mindspeed_dryrun.record.summary import summarise
 
 BASE = (
@@ -35,12 +38,12 @@ def job(cwd: Path | str = "/nowhere", extra: str = "", world: int = 8, program: 
 
 
 def test_a_task_survives_json() -> None:
-    task = make_plan(job(), None).tasks[0]
+    task = make_plan(job(), RunSpec(), None).tasks[0]
     assert RankTask.from_json(json.loads(json.dumps(task.to_json()))) == task
 
 
 def test_the_environment_of_a_rank() -> None:
-    task = make_plan(job(), None).tasks[1]
+    task = make_plan(job(), RunSpec(), None).tasks[1]
     assert (task.rank, task.stage, task.represents) == (4, 1, (4, 5, 6, 7))
     assert task.env["RANK_ID"] == "4" and task.env["RANK_SIZE"] == task.env["MS_WORKER_NUM"] == "8"
     assert task.env["USER_SETTING"] == "kept" and task.env["MS_DRY_RUN"] == "1"
@@ -56,14 +59,14 @@ def test_chosen_ranks(text: str, ranks: list[int]) -> None:
     assert all(item.represents == (item.rank,) for item in chosen)
 
 
-@pytest.mark.parametrize("text", ["8", "-1", "x", "1-", "", "0,9"])
+@pytest.mark.parametrize("text", ["8", "-1", "x", "1-", "", "0,9", "0-99999999999", "5-3"])
 def test_ranks_that_do_not_exist(text: str) -> None:
     with pytest.raises(UsageError, match="--ranks"):
         choose_ranks(job(), text)
 
 
 def test_checked_classes_still_cover_the_world_once() -> None:
-    plan = make_plan(job(), None, check_classes=3)
+    plan = make_plan(job(), RunSpec(check_classes=3), None)
     assert sorted(rank for task in plan.tasks for rank in task.represents) == list(range(8))
     assert len(plan.tasks) == 5 and len(plan.checks) == 3
     same = dict.fromkeys(range(8), 100)
@@ -73,8 +76,8 @@ def test_checked_classes_still_cover_the_world_once() -> None:
 
 
 def report(peaks: dict[int, int]) -> Report:
-    ranks = [RankReport(rank, (rank,), 0, "ok", used_peak_mb=peak, actual_peak_mb=peak) for rank, peak in peaks.items()]
-    return summarise(None, EngineSummary(None, None, None), ranks, budget_mb=1000)
+    ranks = [rank(number, (number,), 0, "ok", used_peak_mb=peak, actual_peak_mb=peak) for number, peak in peaks.items()]
+    return summarise(None, EngineSummary(), ranks, CRITERIA)
 
 
 def test_the_rewritten_call() -> None:
@@ -84,18 +87,20 @@ def test_the_rewritten_call() -> None:
 
 
 def test_plan_as_json_has_the_shape_of_a_report() -> None:
-    data = plan_json(make_plan(job(), None), Path("/out"))
-    assert data["schema_version"] == 1
-    assert data["job"]["parallel"] == {"tp": 2, "pp": 2, "dp": 2, "cp": 1, "ep": 1, "vpp": None}
+    data = plan_json(make_plan(job(), RunSpec(), None), Path("/out"))
+    assert data["schema_version"] == 2
+    assert data["job"]["parallel"] == {"tp": 2, "pp": 2, "dp": 2, "cp": 1, "ep": 1, "etp": 1, "vpp": None}
     assert [(rank["rank"], rank["represents"], rank["stage"]) for rank in data["ranks"]] == [(0, [0, 1, 2, 3], 0), (4, [4, 5, 6, 7], 1)]
     json.dumps(data)
 
 
 def test_the_fingerprint_changes_with_the_job_and_not_with_the_ranks() -> None:
-    first = make_plan(job(), None).fingerprint
-    assert make_plan(job(), None, ranks="3").fingerprint == first
-    assert make_plan(job(extra="--seq-length 64"), None).fingerprint != first
-    assert make_plan(job(), None, microbatches="all").fingerprint != first
+    first = make_plan(job(), RunSpec(), None).fingerprint
+    assert make_plan(job(), RunSpec(ranks="3"), None).fingerprint == first
+    assert make_plan(job(extra="--seq-length 64"), RunSpec(), None).fingerprint != first
+    assert make_plan(job(), RunSpec(microbatches="all"), None).fingerprint != first
+    exported = dataclasses.replace(job(), env={"USER_SETTING": "kept", "MS_DEV_RUNTIME_CONF": "x"})
+    assert make_plan(exported, RunSpec(), None).fingerprint != first, "the environment decides figures"
 
 
 def test_inputs_never_reach_a_rank(tmp_path: Path) -> None:
@@ -172,7 +177,7 @@ def test_the_embedded_trainer_takes_over_and_says_why(tmp_path: Path) -> None:
 
 
 def test_a_refused_flag_stops_the_run_and_not_the_plan() -> None:
-    plan = make_plan(job(extra="--use-ascend-mc2"), None, trainer="embedded")
+    plan = make_plan(job(extra="--use-ascend-mc2"), RunSpec(trainer="embedded"), None)
     assert plan.problem is not None and "--use-ascend-mc2" in plan.problem
 
 

@@ -10,19 +10,22 @@ import threading
 import time
 
 import pytest
+from report_samples import rank as sample_rank
 
 from mindspeed_dryrun.launch.executors import Event
 from mindspeed_dryrun.launch.plan import RankTask
-from mindspeed_dryrun.record.model import RankReport
 from mindspeed_dryrun.report.progress import progress_view, time_left_s
 
 
 def tasks(count: int) -> list[RankTask]:
-    return [RankTask(rank, (rank,), rank % 2, "", ("x",), {}, 1, 2) for rank in range(count)]
+    return [
+        RankTask(rank=rank, represents=(rank,), stage=rank % 2, why="", argv=("x",), env={}, timeout_s=1, iterations=2)
+        for rank in range(count)
+    ]
 
 
 def finished(rank: int, status: str = "ok", error: str | None = None) -> Event:
-    result = RankReport(rank, (rank,), 0, status, error, 500, 600, seconds=65.2)
+    result = sample_rank(rank, (rank,), 0, status, error=error, used_peak_mb=500, actual_peak_mb=600, seconds=65.2)
     return Event(rank, "finished", result=result)
 
 

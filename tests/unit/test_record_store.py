@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import json
 import os
@@ -10,17 +11,20 @@ import sys
 from pathlib import Path
 
 import pytest
+from report_samples import job as sample_job
+from report_samples import job_file
 
 from mindspeed_dryrun.errors import DryRunError, UsageError
+from mindspeed_dryrun.megatron.layout import Parallel
 from mindspeed_dryrun.record import store
+from mindspeed_dryrun.record.run_spec import JobFile
 from mindspeed_dryrun.record.store import Record, write_json
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def job(fingerprint: str = "1", ranks: tuple[int, ...] = (0, 1), **fields: object) -> dict[str, object]:
-    plan = [{"rank": rank, "represents": [rank], "stage": 0, "iterations": 2} for rank in ranks]
-    return {"fingerprint": fingerprint, "job": {"world_size": 4, "trainer": "script"}, "plan": plan, **fields}
+def job(fingerprint: str = "1", ranks: tuple[int, ...] = (0, 1), **fields: object) -> JobFile:
+    return job_file(fingerprint, tuple((rank, (rank,)) for rank in ranks), **fields)
 
 
 def result(record: Record, rank: int, status: str = "ok") -> None:
@@ -32,21 +36,23 @@ def test_the_same_job_continues_and_ok_ranks_are_done(tmp_path: Path) -> None:
     record = Record.create(tmp_path / "out", job())
     result(record, 0)
     result(record, 1, "failed")
-    again = Record.create(tmp_path / "out", job(budget_mb=5))
+    again = Record.create(tmp_path / "out", job(notes=("new",)))
     assert again.ranks_done() == {0}
     assert set(again.results()) == {0, 1}
-    assert again.job()["budget_mb"] == 5
+    assert again.job().notes == ("new",)
 
 
 def test_another_job_is_refused_with_what_changed(tmp_path: Path) -> None:
-    args = {"world_size": 4, "trainer": "script", "trainer_args": ["--seq-length", "4096"]}
-    Record.create(tmp_path, {**job(), "job": args})
+    summary = sample_job("a.sh", 4, Parallel(dp=4), "script", "--seq-length", "4096")
+    Record.create(tmp_path, job(job=summary))
     before = (tmp_path / "job.json").read_bytes()
-    changed = {**job("2"), "job": {**args, "trainer_args": ["--seq-length", "8192"]}}
+    changed = job("2", job=dataclasses.replace(summary, trainer_args=("--seq-length", "8192")))
     with pytest.raises(UsageError, match=r"another job \(trainer arguments differ: --seq-length 4096 → 8192\)"):
         Record.create(tmp_path, changed)
     with pytest.raises(UsageError, match="world_size 4, now 8"):
-        Record.create(tmp_path, {**job("2"), "job": {**args, "world_size": 8}})
+        Record.create(tmp_path, job("2", job=dataclasses.replace(summary, world_size=8)))
+    with pytest.raises(UsageError, match="HCCL_BUFFSIZE unset, now 100"):
+        Record.create(tmp_path, job("2", job=summary, environment={"HCCL_BUFFSIZE": "100"}))
     assert (tmp_path / "job.json").read_bytes() == before
 
 
@@ -66,10 +72,10 @@ def test_launches_of_one_job_join_their_plans(tmp_path: Path) -> None:
     result(record, 0)
     with record.claimed([1]):  # another launch is running rank 1
         Record.create(tmp_path / "out", job(ranks=(2, 3)))
-    assert [task["rank"] for task in record.job()["plan"]] == [0, 1, 2, 3]
+    assert [task.rank for task in record.job().plan] == [0, 1, 2, 3]
     # nobody runs 1, 2 and 3 any more: a later launch with another choice of ranks does not wait for them
     Record.create(tmp_path / "out", job(ranks=(3,)))
-    assert [task["rank"] for task in record.job()["plan"]] == [0, 3]
+    assert [task.rank for task in record.job().plan] == [0, 3]
 
 
 def test_claims_hold_between_processes_and_end_with_them(tmp_path: Path) -> None:
@@ -130,7 +136,7 @@ def test_a_disk_that_is_really_full(tmp_path: Path) -> None:
             record.write_json("report.json", {"x": "y" * 300_000})
         with pytest.raises(DryRunError, match="Cannot write"):
             record.write_json("job.json", {"x": "y" * 300_000})
-        assert record.job()["fingerprint"] == "1"
+        assert record.job().fingerprint == "1"
         assert not list(record.path.glob("**/*.tmp"))
         assert not (record.path / "report.json").exists()
     finally:

@@ -6,12 +6,17 @@ import dataclasses
 from pathlib import Path
 
 import pytest
+from report_samples import CRITERIA, ENGINE, job_file, rank
+from report_samples import job as sample_job
 from tracker_file import Program
 
 from mindspeed_dryrun.advise import levers as advice
 from mindspeed_dryrun.advise import view as advice_view
+from mindspeed_dryrun.advise.report_page import job_to_change
+from mindspeed_dryrun.launch.job import Job
 from mindspeed_dryrun.megatron.layout import Parallel
-from mindspeed_dryrun.record.model import EngineSummary, JobSummary, RankReport, Report
+from mindspeed_dryrun.record.model import JobSummary, Report
+from mindspeed_dryrun.record.summary import summarise
 from mindspeed_dryrun.report.explain import Explanation, explain
 
 LAYERS, IN_FLIGHT = 6, 2
@@ -20,11 +25,14 @@ ARGS = (
     f"--num-layers {LAYERS * 2} --hidden-size 4096 --num-attention-heads 32 --seq-length 1024 --max-position-embeddings 1024 "
     "--micro-batch-size 1 --global-batch-size 16 --pipeline-model-parallel-size 2 --bf16"
 )
-DETAILS = {"cwd": "/", "program": "pretrain_gpt.py"}
 
 
 def job(world: int = 2, more: str = "") -> JobSummary:
-    return JobSummary("train.sh", world, Parallel(pp=2, dp=world // 2), "embedded", tuple(f"{ARGS} {more}".split()))
+    return sample_job("train.sh", world, Parallel(pp=2, dp=world // 2), "embedded", *f"{ARGS} {more}".split())
+
+
+def job_of(summary: JobSummary | None) -> Job | None:
+    return job_to_change(job_file(job=summary)) if summary else None
 
 
 def made(
@@ -33,16 +41,15 @@ def made(
     program = Program(layers=LAYERS, microbatches=4, in_flight=IN_FLIGHT, **settings).run()
     peak = program.peak()[0] >> 20
     ranks = (
-        RankReport(0, (0,), 0, "ok", None, peak, peak + 10),
-        RankReport(1, (1,), 1, "ok", None, second_peak_mb or peak, second_peak_mb or peak),
+        rank(0, (0,), 0, "ok", used_peak_mb=peak, actual_peak_mb=peak + 10),
+        rank(1, (1,), 1, "ok", used_peak_mb=second_peak_mb or peak, actual_peak_mb=second_peak_mb or peak),
     )
-    engine = EngineSummary("2.7.1", "stand-in", 1)
-    report = Report(summary, engine, 65536, 61430, 61430, ranks, 0, peak, peak + 10, True)
+    report = dataclasses.replace(summarise(summary, ENGINE, ranks, CRITERIA), worst_rank=0)
     return report, explain(program.write(tmp_path / "memory_block.csv"), 0, peak, peak + 10), program
 
 
 def by_name(report: Report, found: Explanation) -> dict[str, advice.Lever]:
-    return {lever.name: lever for lever in advice.levers(report, DETAILS, found)}
+    return {lever.name: lever for lever in advice.levers(report, job_of(report.job), found)}
 
 
 def test_full_recomputation_is_the_peak_of_the_program_that_recomputes(tmp_path):
@@ -109,7 +116,7 @@ QWEN = (  # the tutorial's job; its first stage counts 55389M
 )
 def test_what_the_blocks_do_not_tell_the_memory_model_does(flags: str, measured_mb: int) -> None:
     """Both measured by `explain --try` on the real engine: within 2 %. A job that the model does not describe gets no figure."""
-    now = advice.rebuild_job(JobSummary("train.sh", 4, Parallel(2, 2), "embedded", tuple(QWEN.split())), DETAILS)
+    now = job_of(sample_job("train.sh", 4, Parallel(2, 2), "embedded", *QWEN.split()))
     assert now is not None
     changed = advice._changed(now, flags.split())
     assert changed is not None
@@ -127,16 +134,16 @@ def test_only_what_megatron_accepts_is_proposed(tmp_path):
 
 def test_no_advice_without_a_job_or_blocks(tmp_path):
     report, found, _ = made(tmp_path, job())
-    assert advice.levers(report, DETAILS, None) == []
-    assert advice.levers(dataclasses.replace(report, job=None), DETAILS, found) == []
-    assert advice.levers(report, {}, found) == []
+    assert advice.levers(report, job_of(report.job), None) == []
+    assert advice.levers(dataclasses.replace(report, job=None), job_of(report.job), found) == []
+    assert advice.levers(report, None, found) == []
 
 
 def test_computed_and_measured_stand_side_by_side_in_80_columns(tmp_path):
     report, found, _ = made(tmp_path, job(world=8))
-    levers = advice.levers(report, DETAILS, found)
+    levers = advice.levers(report, job_of(report.job), found)
     better = dataclasses.replace(report, used_peak_mb=444, worst_rank=1)
-    failed = dataclasses.replace(report, ranks=(RankReport(0, (0,), 0, "failed", "boom"),))
+    failed = dataclasses.replace(report, ranks=(rank(0, (0,), 0, "failed", error="boom"),))
     tried = {levers[0].name: better, levers[1].name: failed, levers[2].name: "Megatron would refuse it."}
     text = advice_view.render(levers, 500, 0, tried)
     assert "444M (1)" in text and "boom" in text and "could not be tried: Megatron would refuse it." in text

@@ -9,6 +9,8 @@ from collections.abc import Collection
 from pathlib import Path
 
 import pytest
+from report_samples import CRITERIA, ENGINE
+from report_samples import rank as sample_rank
 from strategy_models import EXAMPLES, MODELS, hardware
 from strategy_oracle import Oracle
 
@@ -18,9 +20,10 @@ from mindspeed_dryrun.estimate.strategy import Recompute, Strategy
 from mindspeed_dryrun.estimate.time_model import estimate
 from mindspeed_dryrun.launch.script import capture
 from mindspeed_dryrun.megatron.model_shape import ModelShape
-from mindspeed_dryrun.record.model import EngineSummary, RankReport, Report
+from mindspeed_dryrun.record.model import RankReport, Report
+from mindspeed_dryrun.record.summary import summarise
 from mindspeed_dryrun.report import strategy_page as page
-from mindspeed_dryrun.report.view import Verdict
+from mindspeed_dryrun.report.view import Headline
 from mindspeed_dryrun.search import results
 from mindspeed_dryrun.search.measure import Measurement, StagePeak, job_of, read_measurement
 from mindspeed_dryrun.search.search import Candidate, Progress, Search, SearchResult
@@ -276,16 +279,17 @@ def test_a_page_escapes_what_it_is_given() -> None:
     drawn = page.plot([page.Point("<script>", 1, 1, "winner")], 10, "tokens/s")
     bars = page.bars([("<script>", 10, 12), ("broken", None, None)], 20)
     table = page.Table(["a"], [["<script>"]])
-    text = page.render("<script>", Verdict("FOUND", "good", "<script>"), [page.Section("s", bars, 20, drawn, table, ["<script>"], ["<script>"])])
+    text = page.render("<script>", Headline("FOUND", "good", "<script>"), [page.Section("s", bars, 20, drawn, table, ["<script>"], ["<script>"])])
     assert "<script" not in text and text.count("&lt;script&gt;") >= 7 and "no figures" in text
 
 
 def test_a_failed_rank_is_never_a_measurement() -> None:
     def rank(number: int, stage: int, status: str = "ok", used: int | None = 10) -> RankReport:
-        return RankReport(number, (number,), stage, status, "boom" if status == "failed" else None, used, used)
+        error = "boom" if status == "failed" else None
+        return sample_rank(number, (number,), stage, status, error=error, used_peak_mb=used, actual_peak_mb=used)
 
     def report(*ranks: RankReport) -> Report:
-        return Report(None, EngineSummary(None, None, None), None, None, None, ranks, None, None, None, None)
+        return summarise(None, ENGINE, ranks, CRITERIA)
 
     good = read_measurement(report(rank(0, 0, used=7), rank(1, 0, "oom", 9), rank(2, 1, used=5)), 1.0)
     assert {stage: peak.used_mb for stage, peak in good.stages.items()} == {0: 9, 1: 5} and good.error is None

@@ -3,40 +3,53 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from report_samples import CRITERIA, ENGINE, job, job_file
 
 from mindspeed_dryrun.errors import UsageError
-from mindspeed_dryrun.record.model import EngineSummary, RankReport, Report
+from mindspeed_dryrun.megatron.layout import Parallel
+from mindspeed_dryrun.record.model import RankReport, Report, Status, Verdict
 from mindspeed_dryrun.record.store import Record, write_json
 from mindspeed_dryrun.record.summary import build_report, report_from_logs, summarise
-
-ENGINE = EngineSummary("2.7.1", "stand-in", 1)
 
 
 def rank(
     number: int, used: int | None = 500, actual: int | None = 600, status: str = "ok", **fields: object
 ) -> RankReport:
-    base = RankReport(number, (number,), 0, status, None, used, actual, device_total_mb=65536, usable_mb=61430)
-    return dataclasses.replace(base, **fields)  # type: ignore[arg-type]
+    figures = {"used_peak_mb": used, "actual_peak_mb": actual, "device_total_mb": 65536, "usable_mb": 61430}
+    return RankReport(rank=number, represents=(number,), stage=0, status=Status(status), **{**figures, **fields})  # type: ignore[arg-type]
 
 
-def verdict(*ranks: RankReport, budget_mb: int | None = None) -> Report:
-    return summarise(None, ENGINE, ranks, budget_mb)
+def verdict(*ranks: RankReport, budget_mb: int = 58166) -> Report:
+    return summarise(None, ENGINE, ranks, dataclasses.replace(CRITERIA, budget_mb=budget_mb))
 
 
 def test_the_worst_rank_decides() -> None:
     report = verdict(rank(0, 34946, 35711), rank(2, 37813, 40298))
     assert (report.worst_rank, report.used_peak_mb, report.actual_peak_mb) == (2, 37813, 40298)
-    assert (report.fits, report.budget_mb, report.device_total_mb, report.device_usable_mb) == (
-        True,
-        61430,
-        65536,
-        61430,
-    )
+    assert (report.verdict, report.budget_mb, report.margin_mb) == (Verdict.FITS, 58166, 58166 - 40298)
+
+
+def test_what_lies_between_the_real_card_and_the_simulated_one_does_not_fit() -> None:
+    assert verdict(rank(0, 58000, 58167)).exit_status == 3 and verdict(rank(0, 58000, 61000)).fits is False
+
+
+def test_barely_is_less_than_real_runs_were_seen_to_need() -> None:
+    needed = math.ceil(0.0127 * 57500)
+    assert verdict(rank(0, 57000, 57500), budget_mb=57500 + needed).verdict is Verdict.FITS
+    report = verdict(rank(0, 57000, 57500), budget_mb=57500 + needed - 1)
+    assert (report.verdict, report.fits, report.exit_status, report.needed_mb) == (Verdict.BARELY, True, 0, needed)
+
+
+@pytest.mark.parametrize(("margin", "status"), [("2%", 3), ("1%", 0), ("1G", 3), ("900M", 0), ("910M", 3)])
+def test_a_margin_that_is_asked_for_makes_ci_fail(margin: str, status: int) -> None:
+    report = summarise(None, ENGINE, [rank(0, 55389, 57257)], dataclasses.replace(CRITERIA, margin=margin))
+    assert report.exit_status == status and report.fits is True
 
 
 def test_oom_is_decided_with_fragments_and_anew_for_each_budget() -> None:
@@ -61,7 +74,7 @@ def test_a_real_out_of_memory_stays_one_whatever_the_budget() -> None:
 
 def test_nothing_is_no_verdict() -> None:
     report = verdict()
-    assert (report.worst_rank, report.fits, report.budget_mb) == (None, None, None)
+    assert (report.worst_rank, report.fits, report.margin_mb, report.exit_status) == (None, None, None, 1)
 
 
 @given(
@@ -83,10 +96,8 @@ def test_fits_means_every_rank_ran_and_none_exceeds_the_budget(
     assert Report.from_json(report.to_json()) == report
 
 
-def a_record(path: Path, plan: list[tuple[int, list[int]]], **fields: object) -> Record:
-    tasks = [{"rank": rank, "represents": others, "stage": rank // 2, "why": "w"} for rank, others in plan]
-    data = {"fingerprint": "1", "engine": dataclasses.asdict(ENGINE), "plan": tasks, **fields}
-    return Record.create(path, data)
+def a_record(path: Path, plan: tuple[tuple[int, tuple[int, ...]], ...], **fields: object) -> Record:
+    return Record.create(path, job_file(plan=plan, **fields))
 
 
 def put(record: Record, report: RankReport, **extra: object) -> None:
@@ -95,15 +106,13 @@ def put(record: Record, report: RankReport, **extra: object) -> None:
 
 
 def test_a_report_from_the_record_alone(tmp_path: Path) -> None:
-    job = {
-        "script": "a.sh",
-        "world_size": 4,
-        "parallel": {"tp": 2, "pp": 2, "new": 1},
-        "trainer": "script",
-        "trainer_args": ["-x"],
-    }
     record = a_record(
-        tmp_path, [(0, [0, 1]), (2, [2, 3])], job=job, budget_mb=700, not_counted=["workspace"], notes=["hello"]
+        tmp_path,
+        ((0, (0, 1)), (2, (2, 3))),
+        job=job("a.sh", 4, Parallel(tp=2, pp=2), "script", "-x"),
+        criteria=dataclasses.replace(CRITERIA, budget_mb=700),
+        not_counted=("workspace",),
+        notes=("hello",),
     )
     put(record, rank(0), note="crashed in the tear-down")
     report = build_report(tmp_path)
@@ -121,7 +130,7 @@ def test_a_report_from_the_record_alone(tmp_path: Path) -> None:
 
 
 def test_every_rank_is_stood_for_once_when_launches_with_other_choices_share_a_record(tmp_path: Path) -> None:
-    record = a_record(tmp_path, [(0, [0, 1, 2]), (3, [3, 2])])
+    record = a_record(tmp_path, ((0, (0, 1, 2)), (3, (3, 2))))
     for number in (0, 1, 3):
         put(record, rank(number))
     report = build_report(tmp_path)

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import signal
 import threading
 from pathlib import Path
 
 import pytest
+from report_samples import CRITERIA, ENGINE
+from report_samples import rank as sample_rank
 from strategy_models import EXAMPLES, hardware
 
 from mindspeed_dryrun.errors import DryRunError, UsageError
 from mindspeed_dryrun.launch.executors import Interrupted
 from mindspeed_dryrun.launch.job import Job
-from mindspeed_dryrun.record.model import EngineSummary, RankReport, Report
+from mindspeed_dryrun.record.model import Report
+from mindspeed_dryrun.record.summary import summarise
 from mindspeed_dryrun.sweep.sweep import (
     Sweep,
     SweepFile,
@@ -129,14 +133,13 @@ def test_environment_reaches_script_and_ranks(tmp_path: Path) -> None:
 
 def _report(peak: int, budget: int = 59392, status: str = "ok") -> Report:
     ranks = tuple(
-        RankReport(
-            rank, (rank,), rank // 4, status if rank else "ok", "boom" if status == "failed" and rank else None,
-            None if status == "failed" and rank else peak - rank, peak, 3.0,
+        sample_rank(
+            rank, (rank,), rank // 4, status if rank else "ok", error="boom" if status == "failed" and rank else None,
+            used_peak_mb=None if status == "failed" and rank else peak - rank, actual_peak_mb=peak, seconds=3.0,
         )
         for rank in (0, 4)
     )  # fmt: skip
-    fits = None if status == "failed" else peak <= budget
-    return Report(None, EngineSummary("2.7.1", "stand-in", 1), 65536, 61430, budget, ranks, 0, peak, peak, fits)
+    return summarise(None, ENGINE, ranks, dataclasses.replace(CRITERIA, budget_mb=budget))
 
 
 PLAN = SweepFile(SCRIPT, tuple(Variant(name, {"TP": tp, "PP": pp}) for name, tp, pp in [("a", "2", "4"), ("b", "4", "2")]), 59392)

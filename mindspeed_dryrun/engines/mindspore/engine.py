@@ -16,6 +16,7 @@ from mindspeed_dryrun.engines.cann.real import RealCann, find_real_cann, npus
 from mindspeed_dryrun.engines.cann.stand_in import StandIn, stand_in_for
 from mindspeed_dryrun.engines.mindspore.callback_pause import pause_folder
 from mindspeed_dryrun.errors import DryRunError
+from mindspeed_dryrun.record.model import EngineSummary
 
 STAND_IN = "stand-in"
 LEVELS = (0, 1, 2, 3)
@@ -39,6 +40,11 @@ class Engine:
     level: int
     base: StandIn | RealCann = field(repr=False)
     pause: Path | None = field(default=None, repr=False)  # folder of the library that stops threads from spinning
+
+    @property
+    def summary(self) -> EngineSummary:
+        """What a record says of it."""
+        return EngineSummary("mindspore", self.mindspore, self.cann, self.level)
 
     def environment(self, base: Mapping[str, str]) -> dict[str, str]:
         """The environment of a simulated rank, made from the user's."""

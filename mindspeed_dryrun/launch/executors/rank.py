@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Any
 from mindspeed_dryrun.errors import DryRunError
 from mindspeed_dryrun.launch.executors import Event, guard
 from mindspeed_dryrun.rank import activation as config
-from mindspeed_dryrun.record.model import RankReport
+from mindspeed_dryrun.record.communication import used_groups
+from mindspeed_dryrun.record.model import RankReport, Status
 from mindspeed_dryrun.record.store import rank_folder, write_json
 from mindspeed_dryrun.record.worker_log import RankLog, read_worker_log
 
@@ -132,7 +133,8 @@ def run_rank(
         iterations=progress.done,
         why=task.why,
     )
-    write_json(folder / "result.json", _result(report, outcome, log, command, note))
+    result = {**_result(report, outcome, log, command, note), "groups": used_groups(record, task.rank)}
+    write_json(folder / "result.json", result)
     on_event(
         Event(task.rank, "finished", progress.phase, progress.done, progress.total, log.used_peak_mb, result=report)
     )
@@ -141,7 +143,7 @@ def run_rank(
 
 def judge(
     task: RankTask, outcome: Outcome, log: RankLog, done: int, phase: str | None
-) -> tuple[str, str | None, str | None]:
+) -> tuple[Status, str | None, str | None]:
     """Status, error line and note of a rank. Exit status first, figures second: the block is printed by failed runs too.
 
     `ok` needs the planned iterations, the block, and a good exit; a crash counts as one only when it came in the
@@ -150,30 +152,30 @@ def judge(
     trained = done >= task.iterations
     if outcome.ended == "timeout":
         where = f" in phase '{phase}', {done} of {task.iterations} iterations done" if phase else ""
-        return "timeout", f"timed out after {task.timeout_s:g} s{where}", None
+        return Status.TIMEOUT, f"timed out after {task.timeout_s:g} s{where}", None
     if outcome.ended == "lost":
-        return "failed", "the process that guards this rank was killed, most likely for want of host memory", None
+        return Status.FAILED, "the process that guards this rank was killed, most likely for want of host memory", None
     if trained and log.whole and not log.raised and outcome.crash in _CRASHES:
         name = signal.Signals(outcome.crash).name
         return (
-            "ok",
+            Status.OK,
             None,
             f"crashed with {name} in the tear-down, after the last iteration and the block; its figures are good",
         )
     if outcome.crash == signal.SIGKILL:
-        return "failed", log.raised or "killed by the system (SIGKILL), most likely for want of host memory", None
+        return Status.FAILED, log.raised or "killed by the system (SIGKILL), most likely for want of host memory", None
     if outcome.crash is not None:
         name = signal.Signals(outcome.crash).name if outcome.crash in set(signal.Signals) else str(outcome.crash)
-        return "failed", log.first_error or f"ended by signal {name}; its log shows no error", None
+        return Status.FAILED, log.first_error or f"ended by signal {name}; its log shows no error", None
     if outcome.exit_status != 0:
-        return "failed", log.first_error or f"exit status {outcome.exit_status}; its log shows no error", None
+        return Status.FAILED, log.first_error or f"exit status {outcome.exit_status}; its log shows no error", None
     if not trained:
         missed = f"ended without an error after {done} of {task.iterations} iterations: its memory is not the job's"
-        return "failed", log.first_error or missed, None
+        return Status.FAILED, log.first_error or missed, None
     if not log.whole:
         cut = "the log ends inside the memory block" if log.truncated else "the engine printed no memory block"
-        return "failed", log.first_error or f"{cut}; is GLOG_v 3 or the disk full?", None
-    return "ok", None, "several memory blocks with different figures; the largest are shown" if log.differs else None
+        return Status.FAILED, log.first_error or f"{cut}; is GLOG_v 3 or the disk full?", None
+    return Status.OK, None, "several memory blocks with different figures; the largest are shown" if log.differs else None
 
 
 def _watch(

@@ -27,8 +27,9 @@ from mindspeed_dryrun.launch.executors import Event, Interrupted, Shared
 from mindspeed_dryrun.launch.executors.local import ending_on_signals
 from mindspeed_dryrun.launch.executors.rank import run_rank
 from mindspeed_dryrun.launch.executors.relocate import Machine, check_same, prepare_packages, relocated, survey
-from mindspeed_dryrun.record.model import RankReport
+from mindspeed_dryrun.record.model import RankReport, Status
 from mindspeed_dryrun.record.store import Record, rank_folder, read_json, write_json
+from mindspeed_dryrun.schema import read_as
 
 if TYPE_CHECKING:
     from mindspeed_dryrun.launch.plan import RankTask
@@ -114,7 +115,14 @@ class _State:
             bring_home(self.ray.get(reference), folder)
             report = _report(task, read_json(folder / "result.json") or {})
         except self.ray.exceptions.RayError as error:
-            report = RankReport(task.rank, task.represents, task.stage, "failed", _sentence(error), why=task.why)
+            report = RankReport(
+                rank=task.rank,
+                represents=task.represents,
+                stage=task.stage,
+                status=Status.FAILED,
+                error=_sentence(error),
+                why=task.why,
+            )
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(parents=True)
             write_json(folder / "result.json", dataclasses.asdict(report))
@@ -217,11 +225,8 @@ def connected() -> Any:
 
 
 def _report(task: RankTask, result: dict[str, Any]) -> RankReport:
-    names = {item.name for item in dataclasses.fields(RankReport)}
-    known = {name: value for name, value in result.items() if name in names}
-    return RankReport(
-        **{"status": "failed", **known, "rank": task.rank, "represents": task.represents, "stage": task.stage}
-    )
+    placed = {"rank": task.rank, "represents": task.represents, "stage": task.stage}
+    return read_as(RankReport, {"status": Status.FAILED, **result, **placed}, f"The result of rank {task.rank}")
 
 
 def _sentence(error: BaseException) -> str:

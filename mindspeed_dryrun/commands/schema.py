@@ -1,0 +1,52 @@
+"""Print the JSON Schemas of the files that mindspeed-dryrun reads and writes.
+
+Without a name all are printed as one object; `--into DIR` writes one file each (docs/schema/ is made this way).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from mindspeed_dryrun.devices.hardware import HardwareFile
+from mindspeed_dryrun.devices.real_runs import RealRun
+from mindspeed_dryrun.errors import UsageError
+from mindspeed_dryrun.record import model, run_spec
+from mindspeed_dryrun.record.store import write_text
+from mindspeed_dryrun.schema import json_schema
+
+
+def schemas() -> dict[str, dict[str, Any]]:
+    """By name, in the order of the data's way."""
+    fits = {"fits": {"type": ["boolean", "null"]}}
+    return {
+        "job": json_schema(run_spec.JobFile, "job.json", run_spec.SCHEMA_VERSION),
+        "report": json_schema(model.Report, "report.json", model.SCHEMA_VERSION, fits),
+        "hardware": json_schema(HardwareFile, "A device: its memory and its speed"),
+        "real_runs": json_schema(list[RealRun], "Dry runs that were run for real as well"),
+    }
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", nargs="?", metavar="NAME", help="job, report, hardware or real_runs (default: all)")
+    parser.add_argument("--into", metavar="DIR", type=Path, help="write NAME.json files there instead of printing")
+
+
+def run(args: argparse.Namespace) -> int:
+    known = schemas()
+    if args.name and args.name not in known:
+        raise UsageError(f"There is no schema '{args.name}'; known are {', '.join(known)}.")
+    chosen = {args.name: known[args.name]} if args.name else known
+    if args.into:
+        for name, schema in chosen.items():
+            write_text(args.into / f"{name}.json", as_text(schema))
+    else:
+        print(as_text(chosen[args.name] if args.name else chosen), end="")
+    return 0
+
+
+def as_text(schema: Any) -> str:
+    """As the files in docs/schema/ are written."""
+    return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
