@@ -72,6 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="tokens of the busiest expert-parallel rank, as a multiple of an even load (default: 1)",
     )
     parser.add_argument("--patches", metavar="FILE", action="append", default=[], help="a patch file of your own")
+    parser.add_argument("--partial", action="store_true", help="the exit status is about the ranks that ran, not the job")
     parser.add_argument("--fresh", action="store_true", help="run every rank again, also those of an earlier run")
 
 
@@ -156,7 +157,7 @@ def _run_and_print(job: Job, stem: Path, args: argparse.Namespace) -> tuple[int,
         print(f"{reused} of {len(plan.tasks)} ranks were run before, by the same versions; --fresh runs them again.")
     if spread := check_results(plan, report):
         print(spread)
-    return report.exit_status, out
+    return report.exit_status_of_ranks if args.partial else report.exit_status, out
 
 
 def _print_report(report: Report, out: Path, args: argparse.Namespace) -> None:

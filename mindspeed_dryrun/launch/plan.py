@@ -41,6 +41,7 @@ class RankTask:
     rank: int
     represents: tuple[int, ...]
     stage: int | None
+    class_rank: int | None = None  # the representative of its class
     why: str  # what sets this rank's class apart
     argv: tuple[str, ...]
     env: dict[str, str] = field(repr=False)  # complete; `{record}` stands for the record's folder
@@ -71,6 +72,7 @@ class Plan:
     engine: Engine | None  # None where there is none: such a plan can be read, not run
     trainer: Trainer
     tasks: tuple[RankTask, ...]
+    classes: tuple[int, ...]  # the representatives of all rank classes, whether they are simulated or not
     microbatches: int  # per iteration, of the job's own number
     patches: tuple[dict[str, Any], ...] = ()
     notes: tuple[str, ...] = ()
@@ -105,11 +107,14 @@ def make_plan(job: Job, spec: RunSpec, engine: Engine | None, timeout_s: float =
     args, iterations, count = short_args(job, spec.microbatches)
     args, input_notes = dry_args(job, args)
     classes, checks = _with_checks(job, choose_ranks(job, spec.ranks), spec.check_classes)
+    every_class = rank_classes(job)
+    by_rank = {rank: item for item in every_class for rank in item.represents}
     tasks = tuple(
         RankTask(
             rank=item.rank,
             represents=item.represents,
             stage=item.stage if job.is_megatron else None,
+            class_rank=by_rank[item.rank].rank,
             why=item.why,
             argv=(sys.executable, "-m", "mindspeed_dryrun.rank", chosen.program, *args),
             env=rank_environment(job, engine, chosen, item.rank, iterations, spec),
@@ -130,6 +135,7 @@ def make_plan(job: Job, spec: RunSpec, engine: Engine | None, timeout_s: float =
         engine=engine,
         trainer=chosen,
         tasks=tasks,
+        classes=tuple(item.rank for item in every_class),
         microbatches=count,
         patches=tuple(catalogue.compile(extra=[Path(file) for file in spec.patch_files])),
         notes=tuple(notes),
