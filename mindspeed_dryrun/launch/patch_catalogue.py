@@ -49,6 +49,11 @@ def built_in_files() -> list[Path]:
     raise UsageError("The patch catalogue is missing from this installation; install mindspeed-dryrun again.")
 
 
+def signatures_file() -> Path:
+    """Signatures of the targets in the releases that work (`drift.py`), beside the catalogue."""
+    return built_in_files()[0].parent / "signatures.json"
+
+
 def compile(
     files: Iterable[Path] | None = None, extra: Sequence[Path] = (), engine: str = ENGINES[0]
 ) -> list[dict[str, Any]]:
@@ -81,6 +86,15 @@ def state(patch: dict[str, Any]) -> str:
         return "target missing"
     known = patch["versions"]
     return "applies" if not known or installed.version(package) in known else "applies, version not known"
+
+
+def state_in(patch: dict[str, Any], release: str) -> str:
+    """`applies`, `applies, version not known` or `not needed` in a release of MindSpeed-LLM, whatever is installed."""
+    if str(patch["package"]) != "mindspeed_llm":
+        return "applies"
+    if patch.get("since") and installed.number(release) < installed.number(str(patch["since"])):
+        return "not needed"
+    return "applies" if release in patch["versions"] else "applies, version not known"
 
 
 def _read(file: Path) -> list[dict[str, Any]]:
