@@ -25,10 +25,11 @@ ADDRESSES = {
 # What a rank imports, by the name to import. Pinned where upstream pins it (requirements.txt of MindSpeed-Core-MS).
 PACKAGES: Mapping[str, str] = {
     "transformers": "transformers==4.51.0",
-    "datasets": "datasets",
+    "datasets": "datasets==2.21.0",
     "einops": "einops",
     "networkx": "networkx",
     "pandas": "pandas",
+    "pyarrow": "pyarrow==17.0.0",  # later ones need numpy 2, and MindSpore numpy 1
     "regex": "regex",
     "scipy": "scipy",
     "sentencepiece": "sentencepiece",
