@@ -21,6 +21,7 @@ from mindspeed_dryrun.rank import installed
 # `torch` and `torch_npu` beside the ones in `msa_thirdparty`.
 ROOTS = ("MSAdapter/msa_thirdparty", "msa_thirdparty", "MindSpeed-LLM", "MindSpeed", "Megatron-LM", "MSAdapter", "")
 _REGISTERED = re.compile(r"register(?:_patch)?\(\s*\(?\s*['\"]([\w.]+)['\"]")
+_DISTRIBUTIONS = ("mindspore-", "msadapter-", "megatron_core-", "torch_npu-")
 _FOLLOW_LIMIT = 5  # imports of imports
 
 
@@ -84,9 +85,9 @@ class Checkout:
 
     @property
     def label(self) -> str:
-        """The release, or the distributions that were installed into the folder."""
-        installed_here = sorted(path.name.removesuffix(".dist-info") for path in self.folder.glob("*.dist-info"))
-        return self.release or ", ".join(installed_here) or str(self.folder)
+        """The release, or the distributions of ours that were installed into the folder."""
+        names = sorted(path.name.removesuffix(".dist-info") for path in self.folder.glob("*.dist-info"))
+        return self.release or ", ".join(name for name in names if name.startswith(_DISTRIBUTIONS)) or str(self.folder)
 
     def roots(self) -> list[Path]:
         return [self.folder / root for root in ROOTS if (self.folder / root).is_dir()]
@@ -106,7 +107,8 @@ class Checkout:
         if "hide" in patch or not self.has(str(patch["package"])):
             return None
         since = patch.get("since")
-        if since and self.release and installed.number(self.release) < installed.number(str(since)):
+        by_release = isinstance(since, str) and self.release and patch["package"] == "mindspeed_llm"
+        if by_release and installed.number(str(self.release)) < installed.number(str(since)):
             return None
         moved = [str(target) for target in patch.get("moved_to", ()) if self.signature(str(target))]
         return moved[0] if moved else str(patch["target"])

@@ -6,6 +6,7 @@ import ast
 import importlib.metadata
 import re
 import sys
+from collections.abc import Mapping
 from functools import cache
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
@@ -100,6 +101,16 @@ def number(text: str) -> tuple[int, ...]:
     if text == MASTER:
         return (sys.maxsize,)
     return tuple(int(part) for part in re.findall(r"\d+", text.partition("dev")[0]))
+
+
+def reaches(since: object, package: str) -> bool:
+    """Whether what is installed is not older than `since`: a version of `package`, or versions by package.
+
+    What is of unknown version counts as new enough.
+    """
+    wanted = since if isinstance(since, Mapping) else {package: since} if since else {}
+    found = {name: version(name) for name in wanted}
+    return all(number(found[name] or MASTER) >= number(str(least)) for name, least in wanted.items())
 
 
 def mentions(module: str, path: str) -> bool:

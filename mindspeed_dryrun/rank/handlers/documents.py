@@ -104,7 +104,7 @@ def mask_of_documents(original: Callable[..., Any]) -> Callable[..., Any]:
         import torch
 
         length = actual_seq_qlen[-1] // cls.batch_size if actual_seq_qlen else 0
-        owner: Any = next(base for base in torch.Tensor.__mro__ if "repeat_interleave" in base.__dict__)
+        owner = _owner(torch.Tensor, "repeat_interleave")
         real = owner.__dict__["repeat_interleave"]
         owner.repeat_interleave = lambda numbers, repeats: torch.zeros(length, dtype=numbers.dtype)
         try:
@@ -121,8 +121,8 @@ def selecting(tensor_class: type, count: int) -> Iterator[None]:
 
     How many a mask selects is known only after the kernel has run: MindSpore allocates the output for all of them.
     """
-    owner: Any = next(base for base in tensor_class.__mro__ if "__getitem__" in base.__dict__)
-    get, put = owner.__dict__["__getitem__"], owner.__dict__["__setitem__"]
+    getter, setter = (_owner(tensor_class, name) for name in ("__getitem__", "__setitem__"))
+    get, put = getter.__dict__["__getitem__"], setter.__dict__["__setitem__"]
 
     def chosen(values: Any, key: Any) -> Any:
         if not _is_mask(key):
@@ -134,11 +134,16 @@ def selecting(tensor_class: type, count: int) -> Iterator[None]:
     def changed(values: Any, key: Any, value: Any) -> Any:
         return None if _is_mask(key) else put(values, key, value)
 
-    owner.__getitem__, owner.__setitem__ = chosen, changed
+    getter.__getitem__, setter.__setitem__ = chosen, changed
     try:
         yield
     finally:
-        owner.__getitem__, owner.__setitem__ = get, put
+        getter.__getitem__, setter.__setitem__ = get, put
+
+
+def _owner(tensor_class: type, method: str) -> Any:
+    """The class that defines the method: MindSpore's tensors inherit it from a class in C++."""
+    return next(base for base in tensor_class.__mro__ if method in base.__dict__)
 
 
 def _is_mask(key: Any) -> bool:

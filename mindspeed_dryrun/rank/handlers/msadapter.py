@@ -1,4 +1,4 @@
-"""What later releases of MindSpeed-LLM expect of MSAdapter and the published one (0.5.0b1) does not do yet."""
+"""Where the published MSAdapter (0.5.0b1) is behind: later releases of MindSpeed-LLM, and MindSpore from 2.8 on."""
 
 from __future__ import annotations
 
@@ -42,5 +42,43 @@ def all_attention_results(original: Callable[..., Any]) -> Callable[..., Any]:
     def call(q_block_id: int, kv_block_id: int, cur_attn_outs: Any, global_attn_outs: Any) -> Any:
         results = (*cur_attn_outs, *[0] * (7 - len(cur_attn_outs)))
         return original(q_block_id, kv_block_id, results, global_attn_outs)
+
+    return call
+
+
+# -- later releases of MindSpore -------------------------------------------------------------------------------------
+
+
+def generator_of_mindspore(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`Generator()` on MindSpore 2.8, whose primitive takes seed and offset: the class below MSAdapter's knows how."""
+
+    @functools.wraps(original)
+    def call(self: Any, device: str = "cpu") -> None:
+        import mindspore
+
+        mindspore.Generator.__init__(self)
+
+    return call
+
+
+def no_context_of_its_own(original: Callable[..., Any]) -> Callable[..., Any]:
+    """MindSpore 2.10 asks by identity whether a Function has a `setup_context` of its own; MSAdapter's stub is none."""
+    from mindspore.common import _grad_function
+
+    return getattr(_grad_function._Function, "setup_context", original)
+
+
+def set_by_mask(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`tensor[mask] = number` in place; MindSpore 2.10 asks first how many elements the mask selects."""
+
+    @functools.wraps(original)
+    def call(self: Any, index: Any, value: Any) -> Any:
+        import mindspore
+
+        mask = isinstance(index, mindspore.Tensor) and index.dtype == mindspore.bool_
+        if not mask or isinstance(value, mindspore.Tensor):
+            return original(self, index, value)
+        self.masked_fill_(index, value)
+        return None
 
     return call
