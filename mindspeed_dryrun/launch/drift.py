@@ -114,20 +114,22 @@ class Checkout:
         return moved[0] if moved else str(patch["target"])
 
     def signature(self, target: str, depth: int = 0) -> str | None:
-        """`(self, tokens, *args)` of `module:Class.method`, `class`, `value`; None where it is not there."""
+        """`(self, tokens, *args)` of `module:Class.method`, `class`, `value` or `inherited`; None where it is not there."""
         module, _, path = target.partition(":")
         file = self.file(module)
         if file is None:
             return None
         body = _body(file)
         node: ast.AST | None = None
+        inherits = False  # a base may have it: text does not say
         for name in path.split("."):
             node = installed.names_of(body).get(name)
             if isinstance(node, ast.ImportFrom) and depth < _FOLLOW_LIMIT:
                 rest = path[path.index(name) :]
                 return self._imported(module, node, rest, file, depth)
             if node is None:
-                return self._starred(module, body, path, file, depth)
+                return "inherited" if inherits else self._starred(module, body, path, file, depth)
+            inherits = isinstance(node, ast.ClassDef) and bool(node.bases)
             body = getattr(node, "body", [])
         return _signature(node)
 

@@ -62,6 +62,10 @@ def test_imports_are_followed(tmp_path: Path) -> None:
     assert followed.signature("mindspeed_llm.training:Trainer.y") is None
 
 
+def test_what_a_base_may_have_is_not_called_missing(tmp_path: Path) -> None:
+    assert checkout(tmp_path, "class Trainer(Base): ...\n").signature("mindspeed_llm.training:Trainer.step") == "inherited"
+
+
 @pytest.mark.parametrize(
     ("setup", "modules", "release"),
     [
