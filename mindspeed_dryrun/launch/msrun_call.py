@@ -13,7 +13,7 @@ from pathlib import PurePath
 
 from mindspeed_dryrun.errors import UsageError
 
-# msrun 2.7.1's own options, all with one value. `rank` is not one of them: there it abbreviates `rank_table_file`, which
+# msrun's own options up to 2.10.0, all with one value. `rank` is not one of them: there it abbreviates `rank_table_file`, which
 # would take the job out of the simulated memory path. People who write it mean the rank of this node.
 OPTIONS = (
     "worker_num",
@@ -25,6 +25,7 @@ OPTIONS = (
     "join",
     "cluster_time_out",
     "bind_core",
+    "bind_numa",  # from 2.9.0 on
     "sim_level",
     "sim_rank_id",
     "rank_table_file",
@@ -42,6 +43,7 @@ _NOT_NEEDED = {
     "join",
     "cluster_time_out",
     "bind_core",
+    "bind_numa",
     "rank_table_file",
     "worker_log_name",
     "tail_worker_log",

@@ -13,6 +13,7 @@ from pathlib import Path
 from mindspeed_dryrun.engines.packages import engine_path
 from mindspeed_dryrun.errors import DryRunError
 from mindspeed_dryrun.launch.job import Job
+from mindspeed_dryrun.launch.stack import PYTHON, missing_packages
 from mindspeed_dryrun.megatron import flags as embedded_flags
 
 EMBEDDED = "mindspeed_dryrun.rank.trainer"
@@ -20,7 +21,7 @@ CORE_MS = "MINDSPEED_CORE_MS_PATH"
 # Where MindSpeed-Core-MS's auto_convert.sh puts the projects, and what shows that one is there.
 _PROJECTS = {"MindSpeed": "mindspeed/__init__.py", "Megatron-LM": "megatron/training/__init__.py"}
 _ADAPTERS = ("MSAdapter", "msadapter")
-_PACKAGES = ("transformers", "peft")
+_PACKAGES = ("transformers", "peft")  # by every script; the others by some
 
 
 @dataclass(frozen=True)
@@ -86,11 +87,12 @@ def _script_trainer(job: Job) -> Trainer:
         path += adapter or engine_path()
     except DryRunError as error:
         problem = problem or str(error)
-    lacking = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
+    root = _core_ms(job.env)
+    if root and (root / PYTHON).is_dir():
+        path.append(str(root / PYTHON))
+    lacking = [name for name in missing_packages(root) if name.split("==")[0] in _PACKAGES]
     if lacking and not problem:
-        problem = (
-            f"it imports {' and '.join(lacking)}, not installed: pip install -r MindSpeed-Core-MS/requirements.txt"
-        )
+        problem = f"it imports {' and '.join(lacking)}, not installed: pip install {' '.join(lacking)}"
     return Trainer("script", str(program), tuple(path), problem)
 
 

@@ -9,6 +9,8 @@ from typing import Any
 VARIABLE = "MINDSPEED_DRYRUN"
 # In `lib64` of the stand-in, and of no real CANN.
 STAND_IN_LIBRARY = "libstandin.so"
+# Before a sentence of ours in a rank's log; what reads logs knows a line with `: error: ` for an error.
+ERROR_PREFIX = "mindspeed-dryrun: error: "
 
 
 def current() -> dict[str, Any]:

@@ -14,7 +14,8 @@ from typing import Any
 from mindspeed_dryrun.errors import DryRunError
 from mindspeed_dryrun.rank import activation as config
 from mindspeed_dryrun.rank import callback_pause as pause
-from mindspeed_dryrun.rank import progress
+from mindspeed_dryrun.rank import progress, upstream_errors
+from mindspeed_dryrun.rank.activation import ERROR_PREFIX
 
 
 def main(argv: Sequence[str]) -> int:
@@ -29,9 +30,18 @@ def main(argv: Sequence[str]) -> int:
         run_program(argv[0], argv[1:])
         finish()
     except DryRunError as error:
-        print(f"mindspeed-dryrun: {error}", file=sys.stderr, flush=True)
+        say_error(str(error))
         return error.exit_status
+    except Exception as error:
+        if sentence := upstream_errors.explain(error, argv[1:]):
+            say_error(sentence)
+        raise
     return 0
+
+
+def say_error(sentence: str) -> None:
+    """Before any traceback, so that the sentence is the first error of the rank's log."""
+    print(f"{ERROR_PREFIX}{sentence}", file=sys.stderr, flush=True)
 
 
 def check_simulation() -> None:
@@ -61,7 +71,7 @@ def _stop_unless_simulated() -> None:
         check_engine()
     except DryRunError as error:
         # At once: MindSpore does not survive an import that ends half way, and nothing has been done yet.
-        print(f"mindspeed-dryrun: {error}", file=sys.stderr, flush=True)
+        say_error(str(error))
         os._exit(error.exit_status)
 
 
@@ -99,7 +109,7 @@ def prepare_activated() -> None:
         check_simulation()
         prepare()
     except DryRunError as error:
-        raise SystemExit(f"mindspeed-dryrun: {error}") from None
+        raise SystemExit(f"{ERROR_PREFIX}{error}") from None
 
 
 def patches_for(settings: dict[str, Any]) -> list[dict[str, Any]]:

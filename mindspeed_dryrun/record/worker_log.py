@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from mindspeed_dryrun.errors import UsageError
+from mindspeed_dryrun.rank.activation import ERROR_PREFIX
 from mindspeed_dryrun.record.model import Status
 
 _WORKER_LOG = re.compile(r"worker_(\d{1,7})\.log")
@@ -220,7 +221,7 @@ class _Reader:
 
     def _note(self, line: bytes, exception: bool = False) -> None:
         content = self._content(line) or b""
-        text = content.decode("utf-8", "replace").strip()
+        text = content.decode("utf-8", "replace").strip().removeprefix(ERROR_PREFIX)
         text = "".join(char if char.isprintable() else " " for char in text)[:_ERROR_LIMIT]
         self.error = self.error or text
         if exception and not self.block_begun:

@@ -8,6 +8,7 @@ import sys
 from mindspeed_dryrun.errors import DryRunError
 from mindspeed_dryrun.megatron import settings as settings_module
 from mindspeed_dryrun.rank import progress
+from mindspeed_dryrun.rank.activation import ERROR_PREFIX
 from mindspeed_dryrun.rank.trainer import compatibility as adapt
 
 
@@ -35,4 +36,4 @@ if __name__ == "__main__":
     try:
         main(sys.argv[1:])
     except DryRunError as error:
-        sys.exit(f"mindspeed-dryrun: {error}")
+        sys.exit(f"{ERROR_PREFIX}{error}")
