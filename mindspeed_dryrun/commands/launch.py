@@ -52,6 +52,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--trainer", default="auto", choices=("auto", "script", "embedded"), help="whose program runs")
     parser.add_argument("--jobs", type=int, metavar="N", help="ranks at once (default: by cores and free memory)")
     parser.add_argument("--executor", default="local", choices=("local", "ray"), help="where ranks run")
+    parser.add_argument("--cold", action="store_true", help="start every rank by itself, none from a warm process")
+    parser.add_argument("--no-cache", action="store_true", help="count every rank, also one that was counted before")
     parser.add_argument("--timeout", type=float, default=DEFAULT_TIMEOUT_S, metavar="S", help="seconds for one rank")
     parser.add_argument("--plan-only", action="store_true", help="show the rewritten call and the ranks, run nothing")
     parser.add_argument("--json", action="store_true", help="print the report (or plan) as JSON")
@@ -207,7 +209,15 @@ def execution_from(args: argparse.Namespace) -> Execution:
         raise UsageError(f"--jobs {args.jobs}: at least one rank must run at a time.")
     if not 0 < args.timeout < math.inf:
         raise UsageError(f"--timeout {args.timeout}: give a number of seconds above 0.")
-    return Execution(jobs=args.jobs, executor=args.executor, timeout_s=args.timeout, fresh=getattr(args, "fresh", False))
+    fresh = bool(getattr(args, "fresh", False))
+    return Execution(
+        jobs=args.jobs,
+        executor=args.executor,
+        timeout_s=args.timeout,
+        fresh=fresh,
+        cold=args.cold,
+        cache=not args.no_cache and not fresh,
+    )
 
 
 def parse_sets(words: Sequence[str]) -> dict[str, str]:

@@ -208,7 +208,7 @@ def rank_environment(
         )
     )
     if spec.explain:
-        env["MS_ALLOC_CONF"] = f"memory_tracker:True,memory_tracker_path:{folder}"
+        env["MS_ALLOC_CONF"] = "memory_tracker:True,memory_tracker_path:."  # a rank works in its own folder
     env[config.VARIABLE] = json.dumps(
         {
             "mode": "rank",

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,6 +38,8 @@ class Execution:
     executor: str = "local"
     timeout_s: float = DEFAULT_TIMEOUT_S
     fresh: bool = False  # nothing of an earlier run is used again
+    cold: bool = False  # every rank is started by itself
+    cache: bool = False  # ranks that were counted before, in whichever record, are not counted again
     shared: Shared | None = None  # with other runs of this process
 
 
@@ -88,17 +91,31 @@ def run_plan(plan: Plan, out: Path, execution: Execution, view: View | None = No
     """Runs the ranks that the record does not hold yet, and what decides a close verdict; writes `report.json`."""
     from mindspeed_dryrun.launch.deciding import deciding_plan
 
-    report = _run(plan, out, execution, view)
-    closer = deciding_plan(plan, report)
-    if closer is not None:
-        _run(closer, out / "deciding", execution, view)
-        return _write_report(Record.open(out))
+    with _shared(plan, execution) as execution:
+        report = _run(plan, out, execution, view)
+        closer = deciding_plan(plan, report)
+        if closer is not None:
+            _run(closer, out / "deciding", execution, view)
+            return _write_report(Record.open(out))
     return report
+
+
+@contextlib.contextmanager
+def _shared(plan: Plan, execution: Execution) -> Iterator[Execution]:
+    """The execution with one set of warm servers for all that is run of a plan; of one rank alone none is worth while."""
+    from mindspeed_dryrun.launch.executors import Shared, host
+
+    if execution.shared or execution.executor != "local":
+        yield execution
+        return
+    with Shared(execution.jobs or host.usable_cores(), execution.cold or len(plan.tasks) < 2) as shared:
+        yield dataclasses.replace(execution, shared=shared)
 
 
 def _run(plan: Plan, out: Path, execution: Execution, view: View | None) -> Report:
     # Only a run needs these: a plan is shown without them.
     from mindspeed_dryrun.launch.executors import Event, get_executor
+    from mindspeed_dryrun.launch.rank_cache import open_cache
     from mindspeed_dryrun.record.summary import build_report
 
     if plan.problem:
@@ -110,13 +127,21 @@ def _run(plan: Plan, out: Path, execution: Execution, view: View | None) -> Repo
     done = record.ranks_done()
     missing = [task for task in plan.tasks if task.rank not in done]
     view = view or (lambda event: None)
+    cache = open_cache(plan, execution.cache)
+    if cache:
+        restored = {task.rank for task in missing if cache.restore(task, record.path)}
+        missing = [task for task in missing if task.rank not in restored]
+        done |= restored
     for rank in build_report(record.path).ranks if done else ():
         if rank.rank in done:
             view(Event(rank.rank, "finished", result=rank))
     try:
         if missing:
-            get_executor(execution.executor, execution.jobs, execution.shared).run(missing, record.path, view)
+            executor = get_executor(execution.executor, execution.jobs, execution.shared, cold=execution.cold)
+            executor.run(missing, record.path, view)
     finally:  # also after Ctrl-C: the report of what is known
+        if cache:
+            cache.keep(missing, record.path)
         report = _write_report(record)
     return report
 
