@@ -16,6 +16,7 @@ from mindspeed_dryrun import __version__
 from mindspeed_dryrun.engines.mindspore.engine import Engine
 from mindspeed_dryrun.errors import DryRunError, UsageError
 from mindspeed_dryrun.launch import patch_catalogue as catalogue
+from mindspeed_dryrun.launch.captured_call import TORCHRUN
 from mindspeed_dryrun.launch.job import Job
 from mindspeed_dryrun.launch.mock_inputs import dry_args
 from mindspeed_dryrun.launch.msrun_call import OPTIONS
@@ -226,8 +227,14 @@ def rank_environment(
 
 
 def rewritten_call(job: Job, level: int, out: Path) -> list[str]:
-    """The msrun call that a person would have to write by hand for this dry run: `--rank`, `--log_dir`, `--sim_level`."""
-    options = dict(job.msrun_options)
+    """The call that a person would have to write by hand: for msrun with `--rank`, `--log_dir`, `--sim_level`.
+
+    torchrun has no simulation: its call is the script's own, with the trainer arguments as they are run.
+    """
+    options = dict(job.launcher_options)
+    if job.launcher == TORCHRUN:
+        own = [word for name, value in options.items() for word in (f"--{name}", value)]
+        return [TORCHRUN, *own, job.program, *job.args]
     options.update(log_dir=str(out), sim_level=str(level))
     words = ["msrun"]
     for name in OPTIONS:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from mindspeed_dryrun import __version__
 from mindspeed_dryrun.engines.mindspore.engine import Engine, choose_engine
 from mindspeed_dryrun.errors import DryRunError, UsageError
+from mindspeed_dryrun.launch.captured_call import MSRUN, CapturedCall
 from mindspeed_dryrun.launch.job import Job, understand
-from mindspeed_dryrun.launch.msrun_call import MsrunCall
 from mindspeed_dryrun.launch.plan import DEFAULT_TIMEOUT_S, Plan, check_results, make_plan
 from mindspeed_dryrun.launch.script import capture
 from mindspeed_dryrun.record.criteria import Criteria, device_of_logs, make_criteria, named_device
@@ -158,13 +158,16 @@ def _write_report(record: Record) -> Report:
 def job_of_record(file: JobFile) -> Job:
     """The job of a record, to be planned again; `UsageError` where the record does not hold enough."""
     call = file.call
-    world = str(file.job.world_size)
-    known = {"worker_num": world, "local_worker_num": str(min(8, file.job.world_size))}  # before version 2
+    options = call.options if call else {}  # before version 2
+    local = options.get("local_worker_num") or options.get("nproc_per_node") or "8"
     return understand(
-        MsrunCall(
+        CapturedCall(
+            launcher=call.launcher if call else MSRUN,
             argv=(),
             cwd=call.cwd if call else file.details.cwd,
-            options={**(call.options if call else known), "worker_num": world},
+            options=options,
+            world_size=file.job.world_size,
+            local_world_size=min(int(local) if local.isdigit() else 8, file.job.world_size),
             program=call.program if call else file.details.program,
             program_args=file.job.trainer_args,
             env={**os.environ, **(call.env if call else {})},
@@ -206,8 +209,8 @@ def job_file(plan: Plan) -> JobFile:
         engine=engine,
         spec=plan.spec,
         call=LauncherCall(
-            launcher="msrun",
-            options=job.msrun_options,
+            launcher=job.launcher,
+            options=job.launcher_options,
             program=job.program,
             args=job.args,
             cwd=job.cwd,

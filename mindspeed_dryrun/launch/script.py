@@ -1,6 +1,6 @@
-"""Runs a user's script, as it is, up to the `msrun` it calls, and reads the call.
+"""Runs a user's script, as it is, up to the `msrun` or `torchrun` it calls, and reads the call.
 
-bash does the expanding: the script runs in the user's working directory with our `msrun` first on PATH. It is run to
+bash does the expanding: the script runs in the user's working directory with our launchers first on PATH. It is run to
 learn its call and not for its effects: programs that write, delete, copy, stop or connect are stood in for (`_QUIET`),
 redirections into files go to /dev/null (`shim/capture.bash`), and where the kernel has Landlock nothing outside a
 temporary folder can be written at all (`readonly.py`).
@@ -29,8 +29,9 @@ from pathlib import Path
 from typing import Any
 
 from mindspeed_dryrun.errors import UsageError
+from mindspeed_dryrun.launch.captured_call import CapturedCall
 from mindspeed_dryrun.launch.landlock import write_only_below
-from mindspeed_dryrun.launch.msrun_call import MsrunCall, read_msrun_call
+from mindspeed_dryrun.launch.read_call import LAUNCHERS, read_call
 from mindspeed_dryrun.rank import activation as config
 
 TIME_LIMIT_S = 60.0
@@ -41,7 +42,7 @@ _QUIET = (
     "wget", "curl", "pip", "pip3", "pkill", "killall", "kill", "sudo", "ssh", "scp", "rsync", "pdsh", "docker", "sleep", "ray",
     "systemctl", "reboot",
 )  # fmt: skip
-_OTHER_LAUNCHERS = ["torchrun", "mpirun", "mpiexec", "deepspeed", "accelerate"]
+_OTHER_LAUNCHERS = ["mpirun", "mpiexec", "deepspeed", "accelerate"]
 _REAL = 'PATH=${{PATH#"$__dryrun_bin:"}} exec {0} "$@"'
 _PROGRAMS = {
     **dict.fromkeys(_QUIET, "exit 0"),
@@ -57,7 +58,7 @@ for word; do
     case $word in
     -m) case $* in
         *mindspore.parallel.cluster.run*) while [ "$1" != -m ]; do shift; done; shift 2; exec msrun "$@";;
-        *torch.distributed*) echo "python -m torch.distributed" >> "$__dryrun_bin/../launchers"; exit 0;;
+        *torch.distributed.run*|*torch.distributed.launch*) while [ "$1" != -m ]; do shift; done; shift 2; exec torchrun "$@";;
         *"-m pip "*) exit 0;; esac; break;;
     -c) break;;
     -*) ;;
@@ -83,8 +84,8 @@ def capture(
     sets: Mapping[str, str] | None = None,
     script_args: Sequence[str] = (),
     env: Mapping[str, str] | None = None,
-) -> MsrunCall:
-    """The one msrun call of a script, run with `env` exported. `UsageError` if it makes none, two, or fails before."""
+) -> CapturedCall:
+    """The one launcher call of a script, run with `env` exported. `UsageError` if it makes none, two, or fails before."""
     if not script.is_file():
         raise UsageError(f"there is no script {script}.")
     with tempfile.TemporaryDirectory(prefix="mindspeed-dryrun-") as name:
@@ -103,12 +104,13 @@ def capture(
         raise UsageError(_why_no_call(script, status, output, launchers))
     if len(calls) > 1:
         raise UsageError(
-            f"{script} calls msrun {len(calls)} times; a dry run wants one job: keep one call, or split the script."
+            f"{script} calls {calls[0]['program']} {len(calls)} times; a dry run takes one job: keep one call, "
+            "or split the script."
         )
-    call = read_msrun_call(calls[0]["argv"], calls[0]["cwd"], _script_environment(calls[0]["env"]))
+    call = read_call(calls[0]["program"], calls[0]["argv"], calls[0]["cwd"], _script_environment(calls[0]["env"]))
     if skipped:
         steps = ", ".join(dict.fromkeys(skipped))
-        call = replace(call, notes=(*call.notes, f"steps of the script around msrun were left out: {steps}"))
+        call = replace(call, notes=(*call.notes, f"steps of the script around {call.launcher} were left out: {steps}"))
     return call
 
 
@@ -231,8 +233,9 @@ def _environment(folder: Path, exported: Mapping[str, str]) -> dict[str, str]:
     programs.mkdir()
     for name, body in _PROGRAMS.items():
         _write_program(programs / name, body)
-    msrun = f'exec {shlex.quote(sys.executable)} -I -S {shlex.quote(str(_SHIM / "msrun.py"))} "$@"'
-    _write_program(programs / "msrun", msrun)
+    ours = f"exec {shlex.quote(sys.executable)} -I -S {shlex.quote(str(_SHIM / 'launcher.py'))}"
+    for name in LAUNCHERS:
+        _write_program(programs / name, f'{ours} {name} "$@"')
     for name in ("python", "python3"):
         _write_program(programs / name, _PYTHON.format(name) + _REAL.format(name))
     for name in ("launchers", "skipped", "calls"):
@@ -297,16 +300,16 @@ def _why_no_call(script: Path, status: int, output: str, launchers: Sequence[str
     said = [line.strip() for line in output.splitlines() if line.strip()]
     last = f" Its last words: {said[-1]}" if said else ""
     if launchers:
-        return f"{script} starts its workers with {launchers[0]}, not with msrun: it is not a MindSpore script."
+        return f"{script} starts its workers with {launchers[0]}, not with msrun or torchrun: this launcher is not known."
     if status == -1:
-        return f"{script} did not reach msrun within {TIME_LIMIT_S:.0f} s.{last}"
+        return f"{script} reached neither msrun nor torchrun within {TIME_LIMIT_S:.0f} s.{last}"
     if status != 0:
-        return f"{script} failed before it called msrun (exit status {status}).{last}"
-    return f"{script} never calls msrun.{last}"
+        return f"{script} failed before it called msrun or torchrun (exit status {status}).{last}"
+    return f"{script} calls neither msrun nor torchrun.{last}"
 
 
 def _script_environment(env: Mapping[str, str]) -> dict[str, str]:
-    """The environment msrun would have had: the user's and the script's exports, without ours."""
+    """The environment the launcher would have had: the user's and the script's exports, without ours."""
     result = {name: value for name, value in env.items() if name not in _OURS}
     programs = env.get("__dryrun_bin", "")
     folders = [part for part in env.get("PATH", "").split(os.pathsep) if part != programs]

@@ -1,4 +1,4 @@
-# Read by every bash that runs below a capture (BASH_ENV). A script is run to learn its msrun call, not for its effects:
+# Read by every bash that runs below a capture (BASH_ENV). A script is run to learn its launcher call, not for its effects:
 # before each command this
 #   - puts our programs first on PATH again (`source venv/bin/activate` puts others there);
 #   - calls one of ours where a path names it (`/opt/venv/bin/msrun`);
@@ -16,10 +16,15 @@ __dryrun_look() {
     if [[ $first == */* && -e $__dryrun_bin/${first##*/} ]]; then
         __dryrun_command=${first##*/}${__dryrun_command#"$first"}
         changed=1
-    elif [[ $__dryrun_command == *[[:space:]]*/msrun[[:space:]]* ]]; then   # nohup /opt/venv/bin/msrun …
-        local before=${__dryrun_command%%/msrun[[:space:]]*} after=${__dryrun_command#*/msrun}
-        __dryrun_command="${before%[[:space:]]*} msrun$after"
-        changed=1
+    else
+        local name
+        for name in msrun torchrun; do   # nohup /opt/venv/bin/msrun … (=~ would overwrite the script's BASH_REMATCH)
+            if [[ $__dryrun_command == *[[:space:]]*/$name[[:space:]]* ]]; then
+                local before=${__dryrun_command%%/$name[[:space:]]*} after=${__dryrun_command#*/$name}
+                __dryrun_command="${before%[[:space:]]*} $name$after"
+                changed=1
+            fi
+        done
     fi
     if [[ $__dryrun_command == *">"* ]]; then
         __dryrun_quiet "$__dryrun_command"
@@ -32,7 +37,7 @@ __dryrun_look() {
     fi
     [[ -z $changed ]] && return 0
     # `msrun … > log &` has lost its `&` here; run it as a job, so that `$!` and `wait $!` mean something
-    [[ $__dryrun_command == *msrun* && $(type -t -- "$first") != function ]] && __dryrun_command+=$' & wait "$!"'
+    [[ $__dryrun_command == *@(msrun|torchrun|torch.distributed)* && $(type -t -- "$first") != function ]] && __dryrun_command+=$' & wait "$!"'
     return 1
 }
 
