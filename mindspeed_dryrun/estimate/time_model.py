@@ -73,7 +73,7 @@ class Estimate:
         return self.communication_s / self.iteration_s
 
     def to_json(self) -> dict[str, float]:
-        """`time` of a report."""
+        """`time` of a report and of a plan."""
         names = ("iteration_s", "low_s", "high_s", "tokens_per_s_per_card", "tflops_per_card")
         return {name: round(getattr(self, name), 4) for name in names}
 

@@ -194,6 +194,7 @@ def job_file(plan: Plan) -> JobFile:
         not_counted=tuple(not_counted(plan)),
         notes=plan.notes,
         plan=tuple(task.planned() for task in plan.tasks),
+        time=plan.time,
     )
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mindspeed_dryrun.record.criteria import Criteria
-from mindspeed_dryrun.record.model import EngineSummary, JobSummary, plain
+from mindspeed_dryrun.record.model import EngineSummary, JobSummary, TimeSummary, plain
 
 # History of job.json:
 # 1: first version.
@@ -101,6 +101,7 @@ class JobFile:
     not_counted: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     plan: tuple[PlannedRank, ...] = ()
+    time: TimeSummary | None = None  # predicted, of one iteration
 
     def to_json(self) -> dict[str, Any]:
         """The shape of `job.json`."""
