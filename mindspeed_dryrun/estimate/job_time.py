@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import PurePath
+
 from mindspeed_dryrun.devices.hardware import Hardware
 from mindspeed_dryrun.errors import UsageError
 from mindspeed_dryrun.estimate.time_model import predict_time
@@ -17,6 +19,8 @@ def predict_job(job: Job, hardware: Hardware) -> TimeSummary:
         raise UsageError(
             f"{job.script}: --hardware predicts the time of Megatron's trainers, and {job.program} is not one of them."
         )
+    if "mamba" in PurePath(job.program).name:
+        raise UsageError(f"{job.script}: the time of state-space layers (Mamba) is not modelled: leave --hardware out.")
     vocabulary, _ = padded_vocabulary(job)
     sizes = ("--padded-vocab-size", str(vocabulary), "--global-batch-size", str(job.global_batch))
     try:

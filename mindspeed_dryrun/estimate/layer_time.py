@@ -43,7 +43,11 @@ _SMALL_KERNELS, _SMALL_KERNELS_BACKWARD = 16, 28
 _ACCUMULATE, _ACCUMULATE_FUSED = 10.0, 8.0
 # Merging a ring step's result into the output, bytes per number forward (fp32) and backward, and of key gradients.
 _RING_MERGE, _RING_MERGE_BACKWARD, _RING_KEYS_BACKWARD = 18.0, 6.0, 6.0
-_PERMUTED = 4.0  # numbers per hidden number of a routed token: permuted and brought back
+# Numbers (16 bits) per hidden number of a routed token, permuted and brought back, forward and backward: in one kernel
+# each way, or selected by index, times the fp32 weights of the router, and added up in fp32 (Megatron-LM,
+# core/transformer/moe/moe_utils.py, permute and unpermute).
+_PERMUTED = {True: (4.0, 4.0), False: (11.0, 14.0)}
+_SORTED = 4.0  # what has come from other ranks, sorted by expert, and back
 
 
 @dataclass(frozen=True)
@@ -346,11 +350,18 @@ def _mixture(case: Case) -> LayerTime:
     spare = (local - 1) * case.hardware.kernel_overhead_us.typical * 1e-6 if experts.grouped else 0.0
     forward, backward = (case.traffic(2 * rows * local * inner * n) for n in _ACTIVATION[_kind(case)])
     work = LayerTime(Pass(forward - 2 * spare), Pass(backward - 4 * spare))
-    moved = Pass(case.traffic(2 * _PERMUTED * routed * case.shape.hidden))
-    parts = [_product(case, tokens, experts.number, case.shape.hidden), up, down, work, LayerTime(moved, moved)]
+    parts = [_product(case, tokens, experts.number, case.shape.hidden), up, down, work]
+    arrived = rows * local if local > 1 and experts.parallel * experts.tensor > 1 else 0.0
+    there, back = (n * routed + _SORTED * arrived for n in _PERMUTED[experts.fused_permutation])
+    moved = LayerTime(
+        Pass(case.traffic(2 * there * case.shape.hidden)), Pass(case.traffic(2 * back * case.shape.hidden))
+    )
+    parts.append(moved)
     beside = up.forward.compute + down.forward.compute + forward
-    wait = Pass(waiting=_dispatch_seconds(case, experts, tokens, beside))
-    parts.append(LayerTime(wait, wait))
+    wait = _dispatch_seconds(case, experts, tokens, beside)
+    # The host waits for the number of tokens of each expert, and has to fill the card's queue again.
+    refill = case.hardware.exchange_ms.typical * 1e-3
+    parts.append(LayerTime(Pass(waiting=wait + refill), Pass(waiting=wait)))
     if experts.shared_ffn:
         parts.append(_dense_block(case, experts.shared_ffn))
     both = _sum(*parts)

@@ -26,6 +26,7 @@ class Experts:
     grouped: bool = True  # one product for all local experts
     overlapped: bool = False  # the exchange runs beside the experts' products
     gathered: bool = False  # tokens are gathered instead of exchanged
+    fused_permutation: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,6 +132,7 @@ def _experts(flags: Arguments) -> Experts | None:
         grouped=flags.has("--moe-grouped-gemm"),
         overlapped=flags.has("--moe-alltoall-overlap-comm") or flags.has("--moe-fb-overlap"),
         gathered=flags.text("--moe-token-dispatcher-type") == "allgather",
+        fused_permutation=flags.has_any(("--moe-permute-fusion", "--use-fused-moe-token-permute-and-unpermute")),
     )
 
 

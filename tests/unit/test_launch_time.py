@@ -71,6 +71,7 @@ def test_nodes_of_fewer_cards_are_slower(tmp_path: Path, capsys: pytest.CaptureF
     [
         ("--worker_num 8 my_trainer.py --epochs 3", "is not one of them"),
         ("--worker_num 8 pretrain_gpt.py --num-layers four", "--hidden-size"),
+        (BASE.replace("pretrain_gpt", "pretrain_mamba"), "not modelled"),
         (f"{BASE} --tensor-model-parallel-size 3", "not divisible"),
         (f"{BASE} --global-batch-size many", "expects a whole number"),
     ],
