@@ -27,6 +27,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", metavar="DIR", type=Path, help="folder of the results (default: search-FILE)")
     parser.add_argument("--json", action="store_true", help="print strategy.json")
     parser.add_argument("--plan-only", action="store_true", help="list and count the strategies; dry-run nothing")
+    parser.add_argument(
+        "--trace", metavar="FILE", type=Path, help="write the best one's predicted schedule as a Chrome trace (Perfetto)"
+    )
     add_run_arguments(parser)
 
 
@@ -72,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
             print(f"{candidate.seconds:8.2f} s  {candidate.strategy.name}  at least {candidate.bound_mb:.0f}M")
         return 0
     result = search.run()
-    written = results.write_results(folder, result, shape, plan.hardware, plan.script)
+    written = results.write_results(folder, result, shape, plan.hardware, plan, args.trace)
     if args.json and result.winners:
         print((folder / "strategy.json").read_text(encoding="utf-8"), end="")
     elif args.json:

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from mindspeed_dryrun.devices.hardware import Hardware
-from mindspeed_dryrun.estimate import volumes
+from mindspeed_dryrun.estimate import timeline, volumes
 from mindspeed_dryrun.estimate.strategy import Strategy
 from mindspeed_dryrun.estimate.time_model import Estimate, estimate
-from mindspeed_dryrun.megatron.flags import FLAGS, with_tag
 from mindspeed_dryrun.megatron.model_shape import ModelShape
 from mindspeed_dryrun.report import strategy_page as page
 from mindspeed_dryrun.report.text import duration, table
 from mindspeed_dryrun.report.view import Headline
 from mindspeed_dryrun.search.search import Candidate, SearchResult
+from mindspeed_dryrun.search.search_file import SearchFile
+from mindspeed_dryrun.search.written_script import write_script
 from mindspeed_dryrun.units import format_mb
 
 # History of strategy.json:
@@ -207,63 +209,15 @@ def galvatron_fields(strategy: Strategy, shape: ModelShape) -> dict[str, Any]:
     }
 
 
-_BLOCK = """
-# --- added by mindspeed-dryrun search: the script below is unchanged, its msrun call gets this strategy ---
-# {name}
-# Convert the weights to the same layout:
-#   {conversion}
-msrun() {{
-    local flags=" {valued} " switches=" {switches} " kept=() skip="" seen="" word
-    for word in "$@"; do
-        if [ -n "$skip" ]; then skip=""; continue; fi
-        case "$word" in
-        --worker_num|--local_worker_num) skip=1; continue;;
-        --worker_num=*|--local_worker_num=*) continue;;
-        *.py) if [ -z "$seen" ]; then seen=1; kept+=({workers}); fi;;
-        esac
-        if [[ "$word" == --* && "$flags" == *" ${{word%%=*}} "* ]]; then
-            [[ "$word" == *=* ]] || skip=1
-            continue
-        fi
-        if [[ "$switches" == *" $word "* && "$word" == --* ]]; then continue; fi
-        kept+=("$word")
-    done
-    command msrun "${{kept[@]}}" {arguments}
-}}
-# --- end of what was added ---
-"""
-
-
-def script_with(text: str, strategy: Strategy, cards_per_node: int) -> str:
-    """The user's script with the strategy set: a shell function in front of msrun exchanges the flags it decides.
-
-    Nothing of the script is rewritten, so whatever builds its command line stays as it is.
-    """
-    block = _BLOCK.format(
-        name=strategy.name,
-        conversion=" ".join(strategy.conversion_arguments()),
-        valued=" ".join(name for name in with_tag("strategy") if FLAGS[name].takes),
-        switches=" ".join(name for name in with_tag("strategy") if not FLAGS[name].takes),
-        workers=f"--worker_num {strategy.world} --local_worker_num {min(cards_per_node, strategy.world)}",
-        arguments=shlex.join(strategy.arguments()),
-    )
-    first, newline, rest = text.partition("\n")
-    if first.startswith("#!"):
-        return first + newline + block + rest
-    return block + text
-
-
 def write_results(
-    folder: Path, result: SearchResult, shape: ModelShape, hardware: Hardware, script: Path, sets: Sequence[str] = ()
+    folder: Path, result: SearchResult, shape: ModelShape, hardware: Hardware, plan: SearchFile, trace: Path | None = None
 ) -> list[Path]:
     """Everything a user takes along; returns what was written."""
     written = [folder / "search.html"]
-    page.write(written[0], to_html(result, shape, hardware, script.name))
+    page.write(written[0], to_html(result, shape, hardware, plan.script.name))
     if not result.winners:
         return written
     best = result.winners[0]
-    import json
-
     guess = estimate(shape, best.strategy, hardware, operators=result.operators)
     data = strategy_json(best, shape, guess, result.budget_mb)
     data["others"] = [
@@ -271,12 +225,14 @@ def write_results(
         for other in result.winners[1:]
     ]
     page.write(folder / "strategy.json", json.dumps(data, indent=2, ensure_ascii=False) + "\n")
-    text = script.read_text(encoding="utf-8", errors="surrogateescape")
-    target = folder / script.name
-    page.write(target, script_with(text, best.strategy, hardware.cards_per_node))
-    target.chmod(0o755)
+    target = folder / plan.script.name
+    write_script(target, plan.script, best.strategy, plan.cards_per_node, plan.sets, plan.args)
     page.write(folder / "convert_args.txt", " ".join(best.strategy.conversion_arguments()) + "\n")
-    return [*written, folder / "strategy.json", target, folder / "convert_args.txt"]
+    written += [folder / "strategy.json", target, folder / "convert_args.txt"]
+    if trace is not None:
+        page.write(trace, json.dumps(timeline.trace(shape, best.strategy, hardware, result.operators)) + "\n")
+        written.append(trace)
+    return written
 
 
 def points(result: SearchResult, shape: ModelShape, hardware: Hardware) -> list[page.Point]:

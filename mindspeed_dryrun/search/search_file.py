@@ -57,7 +57,7 @@ def read_search(path: Path) -> SearchFile:
         args=section.words("args"),
         nodes=cluster.integer("nodes", 1),
         cards_per_node=cards,
-        hardware=hardware,
+        hardware=hardware.in_nodes_of(cards),
         budget_mb=budget,
         space=read_space(section.data.get("space"), section.data.get("limits"), cards, str(path)),
         winners=section.integer("winners", 3),
