@@ -35,10 +35,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Reads, searches, writes, prints."""
-    from mindspeed_dryrun.estimate.operators import read_operators
+    from mindspeed_dryrun.estimate.operators import Operators, read_operators
+    from mindspeed_dryrun.estimate.strategy import read_dispatcher
     from mindspeed_dryrun.launch.script import capture
     from mindspeed_dryrun.megatron.arguments import override_args
-    from mindspeed_dryrun.megatron.model_shape import read_shape
+    from mindspeed_dryrun.megatron.model_shape import ModelShape, read_shape
     from mindspeed_dryrun.report.text import duration, say
     from mindspeed_dryrun.search import results
     from mindspeed_dryrun.search.measure import DryRuns
@@ -54,7 +55,8 @@ def run(args: argparse.Namespace) -> int:
 
     call = dataclasses.replace(call, program_args=override_args(call.program_args, plan.args))
     shape = read_shape(call.program_args)
-    listed = strategies(shape, plan.world, plan.space)
+    words = call.program_args
+    listed = strategies(shape, plan.world, plan.space, read_dispatcher(words))
     if not listed:
         raise UsageError(f"{args.file}: {why_nothing(shape, plan.world, plan.space)}")
     spec = run_spec(args, budget_mb)
@@ -64,9 +66,12 @@ def run(args: argparse.Namespace) -> int:
         left = f", about {duration(progress.seconds_left)} left" if progress.seconds_left else ""
         say(f"[{progress.dry_runs + 1}] {progress.phase}: {progress.what}{left}")
 
-    operators = read_operators(call.program_args)
+    def variant(options: tuple[str, ...]) -> tuple[ModelShape, Operators]:
+        changed = override_args(words, options)
+        return read_shape(changed), read_operators(changed)
+
     search = Search(
-        shape, listed, plan.hardware, budget_mb, measure, plan.winners, on_progress, plan.space.per_stage, operators
+        shape, listed, plan.hardware, budget_mb, measure, plan.winners, on_progress, plan.space.per_stage, variant=variant
     )
     if args.plan_only:
         found = search.result

@@ -26,7 +26,8 @@ from mindspeed_dryrun.units import format_mb
 # 1: first version; `galvatron` has the field names of Galvatron's own result.
 # 2: `communication`: by stage, in MB, what the engine lists and what the time model counts on.
 # 3: `recomputed_layers_per_stage`.
-SCHEMA_VERSION = 3
+# 4: `ep`, `expert_tp`, `dispatcher`, `ulysses_degree`, `schedule`, `options`.
+SCHEMA_VERSION = 4
 # A chart with every candidate of a large space would only be slow.
 _MOST_POINTS = 400
 
@@ -38,7 +39,7 @@ def header_and_rows(
     header = ["rank", "strategy", "peak", "margin", "s/iteration", "tokens/s/card", "TFLOP/s/card", "bubble", "communication"]
     rows = []
     for index, winner in enumerate(result.winners, 1):
-        guess = estimate(shape, winner.strategy, hardware, operators=result.operators)
+        guess = estimate(shape, winner.strategy, hardware, operators=winner.operators)
         assert winner.measurement is not None
         peak = winner.measurement.actual_mb
         rows.append(
@@ -167,6 +168,12 @@ def strategy_json(winner: Candidate, shape: ModelShape, guess: Estimate, budget_
             "dp": strategy.dp,
             "cp": strategy.cp,
             "cp_algorithm": strategy.cp_algorithm if strategy.cp > 1 else None,
+            "ulysses_degree": strategy.heads_exchanged if strategy.cp > 1 else None,
+            "ep": strategy.ep if strategy.etp else None,
+            "expert_tp": strategy.etp or None,
+            "dispatcher": strategy.dispatcher or None,
+            "schedule": "dualpipev" if strategy.dualpipe else "interleaved" if strategy.chunks > 1 else "1f1b",
+            "options": list(strategy.options),
             "vpp": strategy.chunks if strategy.chunks > 1 else None,
             "layers_per_stage": [list(stage) for stage in strategy.stages],
             "noop_layers": list(strategy.noop_layers),
@@ -218,10 +225,10 @@ def write_results(
     if not result.winners:
         return written
     best = result.winners[0]
-    guess = estimate(shape, best.strategy, hardware, operators=result.operators)
+    guess = estimate(shape, best.strategy, hardware, operators=best.operators)
     data = strategy_json(best, shape, guess, result.budget_mb)
     data["others"] = [
-        strategy_json(other, shape, estimate(shape, other.strategy, hardware, operators=result.operators), result.budget_mb)
+        strategy_json(other, shape, estimate(shape, other.strategy, hardware, operators=other.operators), result.budget_mb)
         for other in result.winners[1:]
     ]
     page.write(folder / "strategy.json", json.dumps(data, indent=2, ensure_ascii=False) + "\n")
@@ -230,7 +237,7 @@ def write_results(
     page.write(folder / "convert_args.txt", " ".join(best.strategy.conversion_arguments()) + "\n")
     written += [folder / "strategy.json", target, folder / "convert_args.txt"]
     if trace is not None:
-        page.write(trace, json.dumps(timeline.trace(shape, best.strategy, hardware, result.operators)) + "\n")
+        page.write(trace, json.dumps(timeline.trace(shape, best.strategy, hardware, best.operators)) + "\n")
         written.append(trace)
     return written
 
@@ -320,7 +327,9 @@ def found_sentence(result: SearchResult) -> str:
 
 
 _NAMES = (
-    "TP, PP, DP, CP: tensor, pipeline, data and context parallel size (u: Ulysses). MBS: micro batch. VPP: chunks of a stage. "
-    "[…]: layers of each stage. full, selective, block-N, stage-N: recomputation, of N layers of each chunk or of each stage; "
-    "block-2,1,0x6: 2 of the first stage, 1 of the second, none of the other 6. DO: distributed optimizer."
+    "TP, PP, DP, CP: tensor, pipeline, data and context parallel size (u: Ulysses, h2: hybrid, 2 of them exchange heads). "
+    "EP: ranks that experts are spread over, ETP: ranks that share one, then how tokens reach them. MBS: micro batch. "
+    "VPP: chunks of a stage. […]: layers of each stage. full, selective, block-N, stage-N: recomputation, of N layers of each "
+    "chunk or of each stage; block-2,1,0x6: 2 of the first stage, 1 of the second, none of the other 6. DO: distributed "
+    "optimizer."
 )

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from mindspeed_dryrun.devices.hardware import CLUSTER_KEYS, Hardware, in_cluster, read_hardware
 from mindspeed_dryrun.errors import UsageError
-from mindspeed_dryrun.search.space import Space, read_space
+from mindspeed_dryrun.search.space import Space
+from mindspeed_dryrun.search.space_file import read_space
 from mindspeed_dryrun.units import parse_size_mb
 from mindspeed_dryrun.yaml_file import Section, read_yaml
 

@@ -6,10 +6,9 @@ import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from mindspeed_dryrun.estimate.strategy import Strategy
+from mindspeed_dryrun.estimate.strategy import Strategy, decided_flags
 from mindspeed_dryrun.launch.script import assign_variables, defaults_in_environment
 from mindspeed_dryrun.megatron.arguments import pairs, without
-from mindspeed_dryrun.megatron.flags import with_tag
 
 # A flag that is replaced goes with all words up to the next flag, as `megatron.arguments` reads them.
 _BLOCK = """
@@ -49,8 +48,9 @@ def script_with(
 ) -> str:
     """The script with variables set, and with a shell function in front of msrun that exchanges the flags that the
     strategy and `args` decide. Nothing else is rewritten, so whatever builds its command line stays as it is."""
-    more = without(args, with_tag("strategy"))
-    replaced = dict.fromkeys((*with_tag("strategy"), *(name for name, _ in pairs(more))))
+    decided = decided_flags(strategy)
+    more = without(args, decided)
+    replaced = dict.fromkeys((*decided, *(name for name, _ in pairs(more))))
     exported = {name: value for name, value in (sets or {}).items() if defaults_in_environment(text, name)}
     block = _BLOCK.format(
         but=f" but for {', '.join(sets)}" if sets else "",

@@ -12,7 +12,9 @@ from strategy_models import ROOT, hardware
 
 from mindspeed_dryrun.devices.hardware import names, read_hardware
 from mindspeed_dryrun.estimate.operators import read_operators
+from mindspeed_dryrun.estimate.strategy import read_strategy
 from mindspeed_dryrun.estimate.time_model import predict_time
+from mindspeed_dryrun.megatron.model_shape import read_shape
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
@@ -83,8 +85,10 @@ def test_mixtures_and_latent_attention_have_a_time() -> None:
 def test_more_routed_experts_take_longer() -> None:
     few, many = (_seconds(*EXPERTS, "--moe-router-topk", topk) for topk in ("2", "8"))
     assert many > few
-    front = _seconds(*EXPERTS, "--first-k-dense-replace", "4")
+    front = _seconds(*EXPERTS, "--first-k-dense-replace", "4", "--moe-layer-freq", "1")
     assert front != _seconds(*EXPERTS)
+    # MindSpeed-LLM needs both flags to mix layers.
+    assert _seconds(*EXPERTS, "--first-k-dense-replace", "4") == _seconds(*EXPERTS)
 
 
 def test_permutation_in_one_kernel_is_cheaper() -> None:
@@ -104,9 +108,11 @@ def test_a_published_mixture_is_inside_its_band() -> None:
 
 
 def test_operators_are_read() -> None:
-    found = read_operators([*DENSE, *EXPERTS, "--moe-tp-extend-ep", "--n-shared-experts", "2", "--use-mc2"])
-    assert found.experts is not None and found.fused_collectives
-    assert (found.experts.parallel, found.experts.tensor, found.experts.shared_ffn) == (8, 1, 2048)
+    words = [*DENSE, *EXPERTS, "--moe-tp-extend-ep", "--n-shared-experts", "2", "--use-mc2"]
+    shape, strategy = read_shape(words), read_strategy(words, 16)
+    assert read_operators(words).fused_collectives
+    assert shape.experts is not None and shape.experts.shared_ffn == 2048
+    assert (strategy.ep, strategy.etp, strategy.expert_replicas) == (8, 1, 1)
 
 
 @pytest.mark.parametrize("name", names())
