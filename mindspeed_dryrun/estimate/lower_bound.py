@@ -10,7 +10,13 @@ logits, fragments come on top, so the true peak is higher.
 
 from __future__ import annotations
 
-from mindspeed_dryrun.estimate.stage_parts import chunk_layers, expert_parameters, routed_rows, stage_parameters
+from mindspeed_dryrun.estimate.stage_parts import (
+    chunk_layers,
+    expert_parameters,
+    routed_rows,
+    stage_parameters,
+    telling_stages,
+)
 from mindspeed_dryrun.estimate.strategy import Strategy
 from mindspeed_dryrun.megatron.model_shape import ModelShape
 from mindspeed_dryrun.megatron.sizes import GRADIENT_BYTES, OPTIMIZER_BYTES, SHARED_MAIN_WEIGHT_BYTES, WEIGHT_BYTES
@@ -70,4 +76,4 @@ def stage_bound_mb(shape: ModelShape, strategy: Strategy, stage: int) -> float:
 
 def lower_bound_mb(shape: ModelShape, strategy: Strategy) -> float:
     """The largest of all stages'."""
-    return max(stage_bound_mb(shape, strategy, stage) for stage in range(strategy.pp))
+    return max(stage_bound_mb(shape, strategy, stage) for stage in telling_stages(shape, strategy))

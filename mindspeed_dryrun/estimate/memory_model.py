@@ -31,6 +31,7 @@ from mindspeed_dryrun.estimate.stage_parts import (
     mixture_layers,
     routed_rows,
     stage_parameters,
+    telling_stages,
 )
 from mindspeed_dryrun.estimate.strategy import Strategy
 from mindspeed_dryrun.megatron.model_shape import ModelShape
@@ -106,7 +107,7 @@ class MemoryModel:
 
     def predict(self, strategy: Strategy) -> Prediction:
         """The worst stage: the first, a middle one or the last, by what they hold."""
-        used, spread, stage = max((*self.stage(strategy, stage), stage) for stage in _distinct(self.shape, strategy))
+        used, spread, stage = max((*self.stage(strategy, stage), stage) for stage in telling_stages(self.shape, strategy))
         ratio, ratio_spread = self._fragments
         return Prediction(
             used, used * (1 + ratio), math.hypot(spread * (1 + ratio), used * ratio_spread), stage
@@ -124,20 +125,6 @@ class MemoryModel:
         return [
             self.stage(seen.strategy, seen.stage, seen.shape)[0] / seen.used_mb - 1 for seen in self.observations
         ]
-
-
-def _distinct(shape: ModelShape, strategy: Strategy) -> Sequence[int]:
-    """Stages that can be the worst one: later middle stages hold fewer microbatches of as many layers."""
-    if strategy.pp <= 2 or strategy.recompute.each or strategy.dualpipe:
-        return range(strategy.pp)
-    found = {0, strategy.pp - 1}
-    most = most_mixtures = -1
-    for stage in range(1, strategy.pp - 1):
-        layers, mixtures = sum(strategy.stages[stage]), mixture_layers(shape, strategy, stage)
-        if layers > most or mixtures > most_mixtures:
-            most, most_mixtures = max(most, layers), max(most_mixtures, mixtures)
-            found.add(stage)
-    return sorted(found)
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mindspeed_dryrun.estimate.strategy import Strategy
@@ -62,6 +63,20 @@ def keeps_mixtures(shape: ModelShape, strategy: Strategy) -> bool:
         return True
     real = [index for index in range(strategy.layers + len(empty)) if index not in empty]
     return all(shape.is_mixture(layer) == shape.is_mixture(index) for layer, index in enumerate(real))
+
+
+def telling_stages(shape: ModelShape, strategy: Strategy) -> Sequence[int]:
+    """Stages that can hold the most: later middle stages hold fewer microbatches of as many layers."""
+    if strategy.pp <= 2 or strategy.recompute.each or strategy.dualpipe:
+        return range(strategy.pp)
+    found = [0]
+    most = most_mixtures = -1
+    for stage in range(1, strategy.pp - 1):
+        layers, mixtures = sum(strategy.stages[stage]), mixture_layers(shape, strategy, stage)
+        if layers > most or mixtures > most_mixtures:
+            most, most_mixtures = max(most, layers), max(most_mixtures, mixtures)
+            found.append(stage)
+    return [*found, strategy.pp - 1]
 
 
 def mixture_layers(shape: ModelShape, strategy: Strategy, stage: int) -> int:

@@ -26,7 +26,14 @@ from mindspeed_dryrun.estimate.layer_time import (
     matmul_seconds,
 )
 from mindspeed_dryrun.estimate.operators import Operators, read_operators
-from mindspeed_dryrun.estimate.stage_parts import chunk_layers, expert_parameters, mixture_layers, stage_parameters
+from mindspeed_dryrun.estimate.stage_parts import (
+    ChunkLayers,
+    chunk_layers,
+    expert_parameters,
+    mixture_layers,
+    stage_parameters,
+    telling_stages,
+)
 from mindspeed_dryrun.estimate.strategy import Recompute, Strategy, read_strategy
 from mindspeed_dryrun.megatron.model_shape import ModelShape, read_shape
 
@@ -148,25 +155,31 @@ def iteration_seconds(
 
 def chunk_passes(case: Case, stage: int) -> list[tuple[Pass, Pass]]:
     """Forward and backward pass (with what it computes again) of one microbatch through each chunk's layers."""
+    layers = _layers(case)
+    return [_chunk_pass(case, chunk, *layers) for chunk in chunk_layers(case.shape, case.strategy, stage)]
+
+
+def _layers(case: Case) -> tuple[LayerTime, LayerTime]:
+    """A dense layer and a mixture."""
     dense = _layer(case, mixture=False)
-    mixture = _layer(case, mixture=True) if case.shape.experts else dense
-    found = []
-    for chunk in chunk_layers(case.shape, case.strategy, stage):
-        forward, backward = Pass(), Pass()
-        for layer, count, again in (
-            (dense, chunk.dense, chunk.dense_again),
-            (mixture, chunk.mixtures, chunk.mixtures_again),
-        ):
-            if not count:
-                continue
-            forward = forward + layer.forward.times(count)
-            backward = backward + layer.backward.times(count) + layer.forward.times(again)
-            if case.strategy.recompute.kind == "selective":
-                backward = backward + layer.attention.times(count - again)
-            if case.operators.recomputed_activation:
-                backward = backward + layer.activation.times(count - again)
-        found.append((forward, backward))
-    return found
+    return dense, _layer(case, mixture=True) if case.shape.experts else dense
+
+
+def _chunk_pass(case: Case, chunk: ChunkLayers, dense: LayerTime, mixture: LayerTime) -> tuple[Pass, Pass]:
+    forward, backward = Pass(), Pass()
+    for layer, count, again in (
+        (dense, chunk.dense, chunk.dense_again),
+        (mixture, chunk.mixtures, chunk.mixtures_again),
+    ):
+        if not count:
+            continue
+        forward = forward + layer.forward.times(count)
+        backward = backward + layer.backward.times(count) + layer.forward.times(again)
+        if case.strategy.recompute.kind == "selective":
+            backward = backward + layer.attention.times(count - again)
+        if case.operators.recomputed_activation:
+            backward = backward + layer.activation.times(count - again)
+    return forward, backward
 
 
 def _layer(case: Case, mixture: bool) -> LayerTime:
@@ -188,11 +201,16 @@ def layer_passes(
 
 def _iteration(case: Case) -> tuple[float, float, float, float, float]:
     strategy = case.strategy
+    layers = _layers(case)
+    known: dict[ChunkLayers, Pass] = {}  # most stages are alike
     stages = []
     for index in range(strategy.pp):
         time = _extras(case, index)
-        for forward, backward in chunk_passes(case, index):
-            time = time + forward + backward
+        for chunk in chunk_layers(case.shape, strategy, index):
+            if chunk not in known:
+                forward, backward = _chunk_pass(case, chunk, *layers)
+                known[chunk] = forward + backward
+            time = time + known[chunk]
         stages.append(time)
     busiest = max(stages, key=lambda stage: stage.total)
     fill = (sum(stage.total for stage in stages) - busiest.total) / strategy.chunks
@@ -213,7 +231,7 @@ def end_of_iteration_seconds(
 def end_of_iteration(case: Case, microbatch: float) -> tuple[float, float]:
     """Seconds of the gradients' reduction that nothing hides, and of the optimizer step. `microbatch` is the time of the
     last microbatch: its backward pass hides an overlapped reduction, the next forward pass an overlapped gather."""
-    ends = [_stage_end(case, stage, microbatch) for stage in range(case.strategy.pp)]
+    ends = [_stage_end(case, stage, microbatch) for stage in telling_stages(case.shape, case.strategy)]
     return max(gradients for gradients, _ in ends), max(step for _, step in ends)
 
 

@@ -13,6 +13,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 import time
@@ -25,7 +26,7 @@ from mindspeed_dryrun.estimate.lower_bound import lower_bound_mb
 from mindspeed_dryrun.estimate.memory_model import MemoryModel, Observation, Prediction
 from mindspeed_dryrun.estimate.operators import Operators
 from mindspeed_dryrun.estimate.stage_parts import keeps_mixtures
-from mindspeed_dryrun.estimate.strategy import Strategy
+from mindspeed_dryrun.estimate.strategy import Recompute, Strategy
 from mindspeed_dryrun.estimate.time_model import USUAL, iteration_seconds
 from mindspeed_dryrun.megatron.model_shape import ModelShape
 from mindspeed_dryrun.search.balance import balanced
@@ -157,8 +158,15 @@ class Search:
         new = [strategy for strategy in dict.fromkeys(strategies) if strategy not in self._known]
         self._known.update(new)
         found = []
+        hopeless: dict[Strategy, bool] = {}
         for strategy in new:
             shape, operators = self._variant(strategy.options)
+            layout = strategy.layout
+            if layout not in hopeless:  # recomputing every layer holds the least
+                least = dataclasses.replace(layout, recompute=Recompute("full", 1))
+                hopeless[layout] = lower_bound_mb(shape, least) > self.budget_mb
+            if hopeless[layout]:
+                continue
             bound = lower_bound_mb(shape, strategy)
             if bound <= self.budget_mb:
                 seconds = iteration_seconds(shape, strategy, self.hardware, operators)

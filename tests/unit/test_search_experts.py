@@ -25,13 +25,14 @@ from mindspeed_dryrun.search.space_file import read_space
 
 HARDWARE = hardware()
 DEEPSEEK = MIXTURES["deepseek-v2-lite"]
-FLAGS = """
+_FLAGS = """
     --num-layers 27 --hidden-size 2048 --ffn-hidden-size 10944 --num-attention-heads 16 --padded-vocab-size 102400
     --untie-embeddings-and-output-weights --swiglu --seq-length 4096 --max-position-embeddings 4096 --global-batch-size 64
     --micro-batch-size 1 --bf16 --multi-latent-attention --kv-lora-rank 512 --qk-head-dim 128 --qk-pos-emb-head-dim 64
     --v-head-dim 128 --num-experts 64 --moe-router-topk 6 --moe-intermediate-size 1408 --n-shared-experts 2
     --first-k-dense-replace 1 --moe-layer-freq 1 --moe-token-dispatcher-type alltoall --expert-model-parallel-size 8
-    --kv-channels 128""".split()
+    --kv-channels 128"""
+FLAGS = _FLAGS.split()
 
 
 def test_the_shape_of_a_mixture_is_read() -> None:
