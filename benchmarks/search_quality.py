@@ -55,7 +55,8 @@ CASES = [
 ]  # fmt: skip
 _EXPERTS = (
     "--moe-grouped-gemm --moe-permutation-async-comm --moe-router-load-balancing-type aux_loss --moe-aux-loss-coeff 0.001 "
-    "--make-vocab-size-divisible-by 1 --untie-embeddings-and-output-weights --use-rotary-position-embeddings"
+    "--make-vocab-size-divisible-by 1 --untie-embeddings-and-output-weights --use-rotary-position-embeddings "
+    "--ai-framework mindspore --distributed-backend nccl"
 )
 _LATENT = (
     "--spec mindspeed_llm.tasks.models.spec.deepseek_spec layer_spec --multi-latent-attention --qk-pos-emb-head-dim 64 "
