@@ -106,7 +106,7 @@ def estimate(
     low, high = seconds, seconds
     if hardware.error is not None:
         low, high = seconds / (1 + hardware.error), seconds * (1 + hardware.error)
-    if hardware.error is None or shape.experts or shape.latent:
+    if not _is_fitted(shape, hardware):
         low = min(low, _iteration(dataclasses.replace(case, hardware=hardware.at("high")))[0])
         high = max(high, _iteration(dataclasses.replace(case, hardware=hardware.at("low")))[0])
     tokens = shape.global_batch * shape.seq / seconds
@@ -122,6 +122,18 @@ def estimate(
         tflops_per_card=logged_flops(shape, strategy, release, operators) / seconds / strategy.world / 1e12,
         tokens_per_s_per_card=tokens / strategy.world,
     )
+
+
+def _is_fitted(shape: ModelShape, hardware: Hardware) -> bool:
+    """Whether the hardware file's error was measured on jobs like this one: no mixture was among them."""
+    return hardware.error is not None and shape.experts is None and shape.latent is None
+
+
+def trust(shape: ModelShape, hardware: Hardware) -> str:
+    """How far a predicted time can be trusted, in a few words."""
+    if hardware.error is None or _is_fitted(shape, hardware):
+        return hardware.trust
+    return "not fitted to mixtures or latent attention: both ends of every figure"
 
 
 def logged_flops(shape: ModelShape, strategy: Strategy, release: Release, operators: Operators = USUAL) -> float:

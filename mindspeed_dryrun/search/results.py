@@ -12,7 +12,7 @@ from typing import Any
 from mindspeed_dryrun.devices.hardware import Hardware
 from mindspeed_dryrun.estimate import timeline, volumes
 from mindspeed_dryrun.estimate.strategy import Strategy
-from mindspeed_dryrun.estimate.time_model import Estimate, estimate
+from mindspeed_dryrun.estimate.time_model import Estimate, estimate, trust
 from mindspeed_dryrun.megatron.model_shape import ModelShape
 from mindspeed_dryrun.report import strategy_page as page
 from mindspeed_dryrun.report.text import duration, table
@@ -62,14 +62,14 @@ def to_text(result: SearchResult, shape: ModelShape, hardware: Hardware) -> str:
     """What the command prints."""
     header, rows = header_and_rows(result, shape, hardware)
     lines = [table(header, rows, left=2)] if rows else []
-    lines += summary_lines(result, hardware)
+    lines += summary_lines(result, shape, hardware)
     lines += [communication_line(result.winners[0], shape)] if rows else []
     if not rows:
         lines.append(nothing_fits(result))
     return "\n".join(lines)
 
 
-def summary_lines(result: SearchResult, hardware: Hardware) -> list[str]:
+def summary_lines(result: SearchResult, shape: ModelShape, hardware: Hardware) -> list[str]:
     """Counts, cost, and how far the figures can be trusted."""
     lines = [
         f"{result.considered} strategies considered, {result.struck_out} struck out by the lower bound, "
@@ -79,7 +79,7 @@ def summary_lines(result: SearchResult, hardware: Hardware) -> list[str]:
         f"(median) and {100 * result.residual_worst:.2f}% (worst).",
     ]
     doubt = "" if hardware.error is not None else ": the order is meant, not the seconds"
-    lines.append(f"Times are predicted for {hardware.name}, {hardware.trust}{doubt}.")
+    lines.append(f"Times are predicted for {hardware.name}, {trust(shape, hardware)}{doubt}.")
     for candidate in result.failed:
         error = candidate.measurement.error if candidate.measurement else None
         lines.append(f"{candidate.strategy.name} could not be dry-run: {error}")
@@ -314,7 +314,7 @@ def to_html(result: SearchResult, shape: ModelShape, hardware: Hardware, script:
                 "Arguments of the weight conversion, which must agree", code=[shlex.join(best.strategy.conversion_arguments())]
             ),
         ]
-    sections.append(page.Section("What it took", text=summary_lines(result, hardware)))
+    sections.append(page.Section("What it took", text=summary_lines(result, shape, hardware)))
     return page.render(f"Search for {script}", verdict, sections)
 
 

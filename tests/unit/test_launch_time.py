@@ -59,6 +59,14 @@ def test_a_vocabulary_and_a_batch_that_only_the_trainer_knows(tmp_path: Path, ca
     assert json.loads(out)["time"] == json.loads(given)["time"]
 
 
+def test_a_mixture_does_not_claim_the_fitted_band(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _, dense, _ = planned(tmp_path, capsys, BASE.split())
+    _, mixture, _ = planned(tmp_path, capsys, [*BASE.split(), "--num-experts", "8", "--expert-model-parallel-size", "4"])
+    one, other = json.loads(dense)["time"], json.loads(mixture)["time"]
+    assert "±9%" in one["hardware"] and "not fitted to mixtures" in other["hardware"]
+    assert other["high_s"] / other["low_s"] > one["high_s"] / one["low_s"]
+
+
 def test_nodes_of_fewer_cards_are_slower(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     args = f"{BASE} --tensor-model-parallel-size 8"
     _, one, _ = planned(tmp_path, capsys, ["--local_worker_num", "8", *args.split()])
