@@ -94,7 +94,7 @@ def capture(
         exported: dict[str, str] = dict(env or {})
         if sets:
             text = script.read_text(encoding="utf-8", errors="surrogateescape")
-            exported |= {name: value for name, value in sets.items() if _default_in_environment(text, name)}
+            exported |= {name: value for name, value in sets.items() if defaults_in_environment(text, name)}
             copy = folder / "script.sh"
             copy.write_text(set_variables(text, sets, script), encoding="utf-8", errors="surrogateescape")
             command = ["bash", "-c", f'__dryrun_source=("$0"); . {shlex.quote(str(copy))}', str(script), *script_args]
@@ -116,16 +116,21 @@ def capture(
 
 def set_variables(text: str, sets: Mapping[str, str], script: Path | str) -> str:
     """The script with every assignment of the named variables replaced, and BASH_SOURCE meaning the script."""
+    return re.sub(r"\bBASH_SOURCE\b", "__dryrun_source", assign_variables(text, sets, script))
+
+
+def assign_variables(text: str, sets: Mapping[str, str], script: Path | str) -> str:
+    """The script with every assignment of the named variables replaced; `UsageError` for one that it does not assign."""
     found = list(assignments(text))
     names = dict.fromkeys(item.name for item in found)
     for name in sets:
-        if name not in names and not _default_in_environment(text, name):
+        if name not in names and not defaults_in_environment(text, name):
             listed = ", ".join(names) or "none at all"
             raise UsageError(f"{script} has no assignment {name}=… to set. It assigns: {listed}.")
     for item in sorted(found, key=lambda item: item.start, reverse=True):
         if item.name in sets:
             text = text[: item.start] + shlex.quote(sets[item.name]) + text[item.end :]
-    return re.sub(r"\bBASH_SOURCE\b", "__dryrun_source", text)
+    return text
 
 
 def assignments(text: str) -> Iterator[Assignment]:
@@ -223,7 +228,7 @@ def _after_heredoc(text: str, position: int, end_word: str) -> int:
     return position
 
 
-def _default_in_environment(text: str, name: str) -> bool:
+def defaults_in_environment(text: str, name: str) -> bool:
     """`: "${TP:=8}"` assigns too, unless the environment has the variable."""
     return re.search(r"\$\{" + re.escape(name) + r":?=", text) is not None
 

@@ -188,16 +188,18 @@ _TABLE: tuple[Flag, ...] = (
         disable-bf16-reduced-precision-matmul norm-topk-prob prompt-type= prompt-type-path= bert-no-binary-head
         op-cal-tflops"""),
     *_group(Handling.REFUSED, "experts", "mixture of experts: run it with the script's own trainer", """
-        num-experts= expert-model-parallel-size=1 expert-tensor-parallel-size=1 moe-router-topk=
+        num-experts= expert-model-parallel-size=1@strategy expert-tensor-parallel-size=1@strategy moe-router-topk=
         moe-router-load-balancing-type= moe-grouped-gemm moe-token-dispatcher-type= moe-ffn-hidden-size=
         moe-intermediate-size= moe-layer-freq= moe-shared-expert-intermediate-size= moe-aux-loss-coeff=
         moe-z-loss-coeff= moe-expert-capacity-factor= moe-pad-expert-input-to-capacity moe-token-drop-policy=
         moe-permutation-async-comm moe-permute-fusion moe-router-pre-softmax moe-router-score-function=
         moe-router-topk-scaling-factor= moe-router-enable-expert-bias moe-router-bias-update-rate=
         moe-router-num-groups= moe-router-group-topk= moe-router-dtype= moe-input-jitter-eps= moe-extended-tp
-        moe-alltoall-overlap-comm moe-allgather-overlap-comm moe-fb-overlap moe-tp-extend-ep moe-zero-memory=
-        moe-zero-memory-num-layers= moe-adaptive-recompute-activation moe-adaptive-recompute-activation-scale=
-        moe-layer-recompute moe-model-type= moe-bmm-mc2 moe-comm-aux-loss-coeff= moe-device-level-aux-loss-coeff=
+        moe-alltoall-overlap-comm moe-allgather-overlap-comm moe-fb-overlap moe-tp-extend-ep@strategy
+        moe-zero-memory=@fewer_activations
+        moe-zero-memory-num-layers= moe-adaptive-recompute-activation@fewer_activations moe-adaptive-recompute-activation-scale=
+        moe-layer-recompute@fewer_activations moe-model-type= moe-bmm-mc2 moe-comm-aux-loss-coeff=
+        moe-device-level-aux-loss-coeff=
         moe-dynamic-padding moe-enable-deepep moe-no-drop moe-per-layer-logging moe-revert-type-after-topk
         moe-shared-expert-overlap moe-train-capacity-factor= moe-unperm2-mem-optim moe-unperm2-mem-optim-swap
         moe-use-legacy-grouped-gemm moe-use-sinkhorn moe-use-upcycling moe-zerc n-shared-experts= n-group= topk-group=
@@ -264,7 +266,7 @@ _TABLE: tuple[Flag, ...] = (
     *_group(Handling.REFUSED, "memory", "moves or shrinks memory in a way that is not modelled", """
         swap-attention@fewer_states,fewer_activations swap-modules= low-memory@fewer_states
         cpu-offloading-num-layers=@fewer_activations smart-swap@fewer_activations swap-optimizer@fewer_states
-        swap-optimizer-times= virtual-optimizer=* optimizer-cpu-offload@fewer_states optimizer-offload-fraction=
+        swap-optimizer-times= virtual-optimizer=*@fewer_states optimizer-cpu-offload@fewer_states optimizer-offload-fraction=
         use-torch-optimizer-for-cpu-offload overlap-cpu-optimizer-d2h-h2d no-pin-cpu-grads no-pin-cpu-params
         use-precision-aware-optimizer@fewer_states main-grads-dtype= main-params-dtype= exp-avg-dtype=
         exp-avg-sq-dtype= o2-gradient o2-optimizer use-ema use-torch-fsdp2@fewer_states use-custom-fsdp@fewer_states
@@ -272,7 +274,7 @@ _TABLE: tuple[Flag, ...] = (
         keep-fp8-transpose-cache-when-using-custom-fsdp suggested-communication-unit-size= layerzero layerzero-config=
         enable-zero3 param-and-grad-buffer-pad= ddp-pad-buckets-for-high-nccl-busbw distributed-optimizer-no-replica
         adaptive-memory-optimization@fewer_activations adaptive-recompute-device-swap
-        adaptive-recompute-device-size=@fewer_activations adaptive-recompute-profiling-step= recompute-modules=*
+        adaptive-recompute-device-size=@fewer_activations adaptive-recompute-profiling-step= recompute-modules=*@fewer_activations
         recompute-module-list= recompute-type= fp8-format=@fewer_states,fewer_activations fp8-recipe= fp8-margin=
         fp8-interval= fp8-amax-history-len= fp8-amax-compute-algo= fp8-param-gather no-fp8-wgrad
         first-last-layers-bf16 num-layers-at-start-in-bf16= num-layers-at-end-in-bf16= enable-cuda-graph

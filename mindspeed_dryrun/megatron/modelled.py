@@ -150,7 +150,7 @@ class ContextFlags:
     about: ClassVar[str] = "layout"
     context_parallel_size: int = by_strategy(1)
     context_parallel_algo: str = only("megatron_cp_algo", "ulysses_cp_algo", "hybrid_cp_algo", tags=("strategy",))
-    ulysses_degree_in_cp: int | None = None
+    ulysses_degree_in_cp: int | None = by_strategy(None)
     cp_window_size: int = 1
     use_cp_send_recv_overlap: bool = False
     use_fused_ring_attention_update: bool = False

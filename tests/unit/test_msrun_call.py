@@ -22,7 +22,7 @@ def test_options_program_and_arguments() -> None:
 
 
 def test_binding_to_numa_nodes_is_an_option_of_msrun_2_9_and_changes_nothing_here() -> None:
-    call = read_msrun_call("--worker_num 4 --bind_numa True train.py --num-layers 2".split(), "/")
+    call = read_msrun_call(["--worker_num", "4", "--bind_numa", "True", "train.py", "--num-layers", "2"], "/")
     assert call.options["bind_numa"] == "True" and call.program == "train.py"
 
 
