@@ -157,6 +157,47 @@ class ContextFlags:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ExpertFlags:
+    """experts: their weights, the tokens that are sent to them, and what the router keeps"""
+
+    about: ClassVar[str] = "experts"
+    num_experts: int | None = None
+    expert_model_parallel_size: int = by_strategy(1)
+    expert_tensor_parallel_size: int | None = by_strategy(None)
+    moe_ffn_hidden_size: int | None = None
+    moe_intermediate_size: int | None = None
+    moe_grouped_gemm: bool = False
+    gemm_gradient_accumulation_fusion: bool = False
+    moe_layer_freq: int | None = None
+    first_k_dense_replace: int | None = None
+    n_shared_experts: int | None = None
+    moe_shared_expert_intermediate_size: int | None = None
+    shared_expert_gate: bool = False
+    moe_token_dispatcher_type: str = only("allgather", "alltoall", "alltoall_seq")
+    moe_permutation_async_comm: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class RouterFlags:
+    """how the router scores and chooses experts, and so what it keeps for its gradient"""
+
+    about: ClassVar[str] = "experts"
+    moe_router_topk: int = 2
+    moe_router_load_balancing_type: str = only("aux_loss", "none", "softmax_topk")
+    moe_aux_loss_coeff: float = 0.0
+    moe_z_loss_coeff: float | None = None
+    moe_router_pre_softmax: bool = False
+    moe_router_score_function: str = only("softmax", "sigmoid")
+    moe_router_topk_scaling_factor: float | None = None
+    moe_router_enable_expert_bias: bool = False
+    moe_router_num_groups: int | None = None
+    moe_router_group_topk: int | None = None
+    moe_router_dtype: str | None = only("fp32", default=None)
+    norm_topk_prob: bool = False
+    seq_aux: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class RecomputeFlags:
     """activations kept or recomputed"""
 
@@ -201,12 +242,14 @@ class StateFlags:
 
 
 GROUPS: tuple[type[Any], ...] = (
-    ModelFlags, LayerFlags, RotaryFlags, BatchFlags, LayoutFlags, FusedLinearFlags, ContextFlags, RecomputeFlags, StateFlags,
+    ModelFlags, LayerFlags, RotaryFlags, BatchFlags, LayoutFlags, FusedLinearFlags, ContextFlags, ExpertFlags, RouterFlags,
+    RecomputeFlags, StateFlags,
 )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainerFlags(
-    ModelFlags, LayerFlags, RotaryFlags, BatchFlags, LayoutFlags, FusedLinearFlags, ContextFlags, RecomputeFlags, StateFlags
+    ModelFlags, LayerFlags, RotaryFlags, BatchFlags, LayoutFlags, FusedLinearFlags, ContextFlags, ExpertFlags, RouterFlags,
+    RecomputeFlags, StateFlags,
 ):  # fmt: skip
     """Every modelled flag of one job."""

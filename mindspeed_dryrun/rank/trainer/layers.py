@@ -18,7 +18,7 @@ from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_layer import TransformerLayer
 
 from mindspeed_dryrun.megatron.settings import Settings
-from mindspeed_dryrun.rank.trainer import fused_linear, rotary
+from mindspeed_dryrun.rank.trainer import experts, fused_linear, rotary, router
 
 COMPRESSED_MASK = 2048
 """Side of the causal mask that the fused attention operator wants, whatever the sequence (its sparse mode 2)."""
@@ -237,3 +237,6 @@ def install(settings: Settings) -> None:
         layers.RowParallelLinear.forward = fused_linear.row_forward
     fused_bias_swiglu.SwiGLUFunction = FusedSwiGLU
     fused_bias_swiglu.BiasSwiGLUFunction = FusedBiasSwiGLU
+    if settings.num_experts:
+        experts.install(_mark_split)
+        router.install(settings)
