@@ -22,8 +22,8 @@ from mindspeed_dryrun.record.model import RankReport, Report
 
 # Small enough for seconds, large enough that a tensor too many shows in the megabytes.
 COMMON = """
---use-mcore-models --num-layers 4 --hidden-size 1024 --ffn-hidden-size 2816 --num-attention-heads 16 --group-query-attention
---num-query-groups 4 --seq-length 2048 --max-position-embeddings 2048 --micro-batch-size 1 --global-batch-size 16
+--use-mcore-models --num-layers 4 --hidden-size 1024 --ffn-hidden-size 2816 --num-attention-heads 16
+--seq-length 2048 --max-position-embeddings 2048 --micro-batch-size 1 --global-batch-size 16
 --disable-bias-linear --swiglu --use-fused-swiglu --normalization RMSNorm --use-fused-rmsnorm --use-flash-attn
 --position-embedding-type rope --use-fused-rotary-pos-emb --use-rotary-position-embeddings --padded-vocab-size 32000
 --untie-embeddings-and-output-weights --make-vocab-size-divisible-by 1 --attention-dropout 0.0 --hidden-dropout 0.0 --bf16
@@ -41,6 +41,19 @@ EP2, EP4 = " --expert-model-parallel-size 2", " --expert-model-parallel-size 4"
 PP2 = " --pipeline-model-parallel-size 2"
 TP2 = " --tensor-model-parallel-size 2"
 
+LATENT = """
+--spec mindspeed_llm.tasks.models.spec.deepseek_spec layer_spec --multi-latent-attention --qk-pos-emb-head-dim 32 --qk-head-dim 64
+--kv-lora-rank 128 --v-head-dim 64 --qk-layernorm --rope-scaling-type yarn --rope-scaling-factor 40 --rope-scaling-mscale 1.0
+--rope-scaling-mscale-all-dim 1.0 --rope-scaling-original-max-position-embeddings 2048 --rope-scaling-beta-fast 32
+--rope-scaling-beta-slow 1
+"""
+TUNE = " --stage sft --is-instruction-dataset --prompt-type llama3 --finetune"
+LORA = " --lora-r 8 --lora-alpha 16 --lora-target-modules linear_qkv linear_proj linear_fc1 linear_fc2"
+DPO = (
+    " --stage dpo --is-instruction-dataset --is-pairwise-dataset --prompt-type llama3 --finetune --variable-seq-lengths"
+    " --dpo-loss-type sigmoid"
+)
+
 
 @dataclass(frozen=True)
 class Case:
@@ -53,6 +66,12 @@ class Case:
 
 def experts(world_size: int, flags: str) -> Case:
     return Case(world_size, MOE + flags)
+
+
+def tuning(world_size: int, flags: str) -> Case:
+    # Packed samples have one length.
+    variable = "" if "--reset-position-ids" in flags else " --variable-seq-lengths"
+    return Case(world_size, TUNE + variable + flags, "posttrain_gpt.py")
 
 
 CASES = {
@@ -84,12 +103,32 @@ CASES = {
         " --moe-router-group-topk 2 --moe-router-load-balancing-type none --moe-router-topk-scaling-factor 2.5 --seq-aux"
         " --moe-router-dtype fp32",
     ),
+    "MLA": Case(2, LATENT + " --q-lora-rank 384"),
+    "MLA, no query compression": Case(2, LATENT),
+    "MLA, TP 2, recomputed": Case(2, LATENT + TP2 + " --q-lora-rank 384 --sequence-parallel" + FULL),
+    "MLA, no padding": Case(2, LATENT + " --q-lora-rank 384 --mla-fa-without-pad"),
+    "MLA, split products, no padding": Case(2, LATENT + " --q-lora-rank 384 --mla-fa-without-pad --mla-mm-split"),
+    "MLA, experts, PP 2": experts(
+        4, GROUPED + EP2 + PP2 + LATENT + " --q-lora-rank 384 --first-k-dense-replace 1 --moe-layer-freq 1 --n-shared-experts 1"
+        " --moe-router-score-function sigmoid --moe-router-enable-expert-bias --moe-router-num-groups 4 --moe-router-group-topk 2"
+        " --moe-router-load-balancing-type none --moe-router-topk-scaling-factor 2.5 --seq-aux --norm-topk-prob",
+    ),
+    "SFT, PP 2": tuning(2, PP2),
+    "SFT, PP 4, TP 2": tuning(8, TP2 + " --pipeline-model-parallel-size 4 --sequence-parallel"),
+    "SFT, micro batch 2, recomputed": tuning(2, " --micro-batch-size 2 --use-distributed-optimizer" + FULL),
+    "SFT, packed": tuning(2, PP2 + " --reset-position-ids"),
+    "LoRA, PP 2": tuning(2, PP2 + LORA),
+    "LoRA, TP 2, fused": tuning(2, TP2 + " --sequence-parallel --lora-fusion" + LORA),
+    "LoRA, recomputed": tuning(2, PP2 + LORA + FULL),
+    "DPO": Case(2, DPO + PP2, "posttrain_gpt.py"),
 }  # fmt: skip
 
 
 def job_of(case: Case) -> Job:
     argv = ["--worker_num", str(case.world_size), "--local_worker_num", str(min(8, case.world_size)), case.program]
-    return understand(read_msrun_call([*argv, *override_args(COMMON.split(), case.flags.split())], str(Path.cwd())), "a case")
+    flags = case.flags.split()
+    groups = [] if "--multi-latent-attention" in flags else ["--group-query-attention", "--num-query-groups", "4"]
+    return understand(read_msrun_call([*argv, *override_args([*COMMON.split(), *groups], flags)], str(Path.cwd())), "a case")
 
 
 def run(name: str, trainer: str, out: Path) -> Report | str:

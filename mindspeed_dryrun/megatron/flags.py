@@ -136,7 +136,7 @@ _TABLE: tuple[Flag, ...] = (
         rotary-scaling-factor= rotary-seq-len-interpolation-factor= beta-fast= beta-slow= rope-scaling-mscale=
         rope-scaling-mscale-all-dim= rope-scaling-original-max-position-embeddings= dynamic-factor=
         ddp-average-in-collective no-gradient-reduce-div-fusion yarn-scaling-factor= rope-scaling-beta-fast=
-        rope-scaling-beta-slow="""),
+        rope-scaling-beta-slow= mscale= mscale-all-dim="""),
     *_group(Handling.IGNORED, "data", "data set and tokenizer: replaced by mock data of the same shape", """
         data-path=*@input train-data-path=*@input valid-data-path=*@input test-data-path=*@input data-args-path=@input
         per-split-data-args-path=@input data-cache-path=@output split= mock-data dataloader-type= num-workers=
@@ -144,10 +144,11 @@ _TABLE: tuple[Flag, ...] = (
         no-create-attention-mask-in-dataloader tokenizer-type= tokenizer-name-or-path=@tokenizer
         tokenizer-model=@tokenizer tokenizer-kwargs=* tokenizer-not-use-fast vocab-file=@tokenizer
         merge-file=@tokenizer vocab-extra-ids= tiktoken-pattern= tiktoken-num-special-tokens=
-        tiktoken-special-tokens=* tokenizer-padding-side= add-eos-token=* encoder-seq-length= decoder-seq-length=
-        sample-rate= mask-prob= short-seq-prob= retriever-seq-length= no-data-sharding s3-cache-path=
-        iterations-to-skip=*@length enable-share-memory return-document-ids train-samples=@length
-        rampup-batch-size=*@length decrease-batch-size-if-needed"""),
+        tiktoken-special-tokens=* tokenizer-padding-side= pad-to-multiple-of= dataset-additional-keys=*
+        hf-chat-template no-chat-template instruction-template= enable-thinking= cut-max-seqlen add-eos-token=*
+        encoder-seq-length= decoder-seq-length= sample-rate= mask-prob= short-seq-prob= retriever-seq-length=
+        no-data-sharding s3-cache-path= iterations-to-skip=*@length enable-share-memory return-document-ids
+        train-samples=@length rampup-batch-size=*@length decrease-batch-size-if-needed"""),
     *_group(Handling.IGNORED, "checkpoint", "checkpoints: a dry run loads and saves nothing", """
         load=@input save=@output save-interval= no-load-optim no-load-rng no-save-optim no-save-rng finetune
         pretrained-checkpoint=@input ckpt-step=@input ckpt-format= dist-ckpt-format= dist-ckpt-strictness=
@@ -199,22 +200,19 @@ _TABLE: tuple[Flag, ...] = (
         balanced-moe-hot-expert-num= trans-hot-expert-group-num= use-pipe-experts pipe-experts-multi-data=
         pipe-experts-multi-stream ampipe-degree= ampipe-tp-sp-comm-overlap enable-token-rearrange-opt fix-router
         noisy-gate-policy= topk-softmax-in-fp32 enable-a2avc=0 input-jitter"""),
-    *_group(Handling.REFUSED, "attention", "multi-latent attention: run it with the script's own trainer", """
-        multi-latent-attention multi-head-latent-attention q-lora-rank= kv-lora-rank= qk-head-dim= qk-nope-head-dim=
-        qk-pos-emb-head-dim= qk-rope-head-dim= v-head-dim= mla-fa-divide-qk mla-fa-without-pad mla-mm-split
-        mla-swap-core-attn-out mla-up-proj-tp-overlap mla-zero-memory recompute-mla-up-proj mscale= mscale-all-dim="""),
+    *_group(Handling.REFUSED, "attention", "multi-latent attention that is not modelled: use the script's trainer", """
+        multi-head-latent-attention qk-nope-head-dim= qk-rope-head-dim= mla-fa-divide-qk mla-swap-core-attn-out
+        mla-up-proj-tp-overlap mla-zero-memory recompute-mla-up-proj"""),
     *_group(Handling.REFUSED, "fine-tuning", "LoRA: run it with the script's own trainer", """
         lora-r=@fewer_states,fewer_activations lora-alpha= lora-target-modules=*@fewer_states lora-load=@input
         lora-fusion lora-modules-to-save=* lora-register-forward-hook=* lora-ckpt-filter qlora qlora-nf4
         qlora-save-dequantize save-lora-to-hf lu-lora-final-layer-index= lu-lora-lr= lu-lora-lr-ratio="""),
-    *_group(Handling.REFUSED, "fine-tuning", "post-training (SFT, DPO, RL): run it with the script's own trainer", """
-        stage= is-instruction-dataset is-pairwise-dataset variable-seq-lengths padded-samples neat-pack dpo-loss-type=
-        dpo-beta= dpo-label-smoothing= simpo-loss-type= simpo-beta= simpo-label-smoothing= pref-ftx= ref-model=
-        refer-model-iter= reward-model= reward-tokens=* placeholder-token= gamma-beta-ratio= orm max-prompt-length=
-        rollout-batch-size= n-samples-per-prompt= ppo-mini-batch-size= ppo-epochs= kl-coef= clip-ratio= entropy-coeff=
-        critic-mini-batch-size= critic-update-epochs= cut-max-seqlen pad-to-multiple-of= dataset-additional-keys=*
-        num-gpus-for-train= num-gpus-for-infer= hf-chat-template no-chat-template instruction-template=
-        enable-thinking="""),
+    *_group(Handling.REFUSED, "fine-tuning", "post-training that is not modelled: run it with the script's own trainer", """
+        is-pairwise-dataset neat-pack dpo-loss-type= dpo-beta= dpo-label-smoothing= simpo-loss-type= simpo-beta=
+        simpo-label-smoothing= pref-ftx= ref-model= refer-model-iter= reward-model= reward-tokens=* placeholder-token=
+        gamma-beta-ratio= orm max-prompt-length= rollout-batch-size= n-samples-per-prompt= ppo-mini-batch-size=
+        ppo-epochs= kl-coef= clip-ratio= entropy-coeff= critic-mini-batch-size= critic-update-epochs=
+        num-gpus-for-train= num-gpus-for-infer="""),
     *_group(Handling.REFUSED, "model", "other model kinds: run them with the script's own trainer", """
         use-legacy-models mtp-num-layers= mtp-loss-scaling-factor= mtp-after-norm mtp-mem-efficient-logits
         is-hybrid-model hybrid-attention-ratio= hybrid-mlp-ratio= hybrid-override-pattern= mamba-chunk-size=
@@ -343,9 +341,9 @@ def _value_problem(flag: Flag, values: list[str]) -> str:
 
 
 def _known_spec(values: list[str]) -> bool:
-    """Specs whose layers are those built here: the plain one with query and key norms (Qwen3, Qwen2-MoE, Bailing), and that
-    with post-norms (Gemma2, Grok)."""
-    known = ("qwen3_spec", "qwen2_moe_spec", "bailing_spec", "gemma2_spec", "grok_spec")
+    """Specs whose layers are those built here: the plain one with query and key norms (Qwen3, Qwen2-MoE, Bailing), that
+    with post-norms (Gemma2, Grok), and multi-latent attention (DeepSeek)."""
+    known = ("qwen3_spec", "qwen2_moe_spec", "bailing_spec", "gemma2_spec", "grok_spec", "deepseek_spec")
     return bool(values) and values[0].rpartition(".")[2] in known
 
 

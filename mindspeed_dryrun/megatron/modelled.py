@@ -198,6 +198,34 @@ class RouterFlags:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LatentFlags:
+    """multi-latent attention: queries, keys and values from compressed ones"""
+
+    about: ClassVar[str] = "attention"
+    multi_latent_attention: bool = False
+    q_lora_rank: int | None = None
+    kv_lora_rank: int = 32
+    qk_head_dim: int = 128
+    qk_pos_emb_head_dim: int = 64
+    v_head_dim: int = 128
+    padded_base_length: int = 128
+    mla_fa_without_pad: bool = False
+    mla_mm_split: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuningFlags:
+    """fine-tuning: samples with a mask of [sequence, sequence] each"""
+
+    about: ClassVar[str] = "fine-tuning"
+    stage: str | None = only("sft", default=None)
+    is_instruction_dataset: bool = False
+    variable_seq_lengths: bool = False
+    no_pad_to_seq_lengths: bool = False
+    padded_samples: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class RecomputeFlags:
     """activations kept or recomputed"""
 
@@ -243,13 +271,13 @@ class StateFlags:
 
 GROUPS: tuple[type[Any], ...] = (
     ModelFlags, LayerFlags, RotaryFlags, BatchFlags, LayoutFlags, FusedLinearFlags, ContextFlags, ExpertFlags, RouterFlags,
-    RecomputeFlags, StateFlags,
+    LatentFlags, TuningFlags, RecomputeFlags, StateFlags,
 )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainerFlags(
     ModelFlags, LayerFlags, RotaryFlags, BatchFlags, LayoutFlags, FusedLinearFlags, ContextFlags, ExpertFlags, RouterFlags,
-    RecomputeFlags, StateFlags,
+    LatentFlags, TuningFlags, RecomputeFlags, StateFlags,
 ):  # fmt: skip
     """Every modelled flag of one job."""

@@ -39,6 +39,22 @@ class Settings(TrainerFlags):
         return self.use_rotary_position_embeddings or self.position_embedding_type == "rope"
 
     @property
+    def latent_attention(self) -> bool:
+        """Queries, keys and values are made from compressed ones: the layer spec decides, not the flag."""
+        return self._layers_of("deepseek_spec")
+
+    @property
+    def rotary_size(self) -> int:
+        """Dimensions of a head that are rotated. Only YaRN's frequencies are made for latent attention
+        (MindSpeed-LLM, core/models/common/embeddings/rotary_pos_embedding.py, `apply_yarn_scaling`)."""
+        return self.qk_pos_emb_head_dim if self.multi_latent_attention and self.rope_scaling_type == "yarn" else self.kv_size
+
+    @property
+    def any_length(self) -> bool:
+        """Samples are not padded to the sequence length; a dry run takes the longest."""
+        return self.variable_seq_lengths or self.no_pad_to_seq_lengths
+
+    @property
     def expert_ffn_size(self) -> int:
         """The width of one expert."""
         return self.moe_ffn_hidden_size or self.ffn_size
@@ -133,6 +149,11 @@ def _refuse_unmodelled(given: TrainerFlags) -> None:
             "--moe-token-dispatcher-type alltoall with tensor parallelism fails in MSAdapter (distributed.reduce_scatter): "
             "use alltoall_seq."
         )
+    latent = bool(given.spec and given.spec.endswith("deepseek_spec"))
+    if latent != given.multi_latent_attention:
+        raise UsageError("--multi-latent-attention is modelled with --spec mindspeed_llm.tasks.models.spec.deepseek_spec only.")
+    if latent and given.context_parallel_size > 1:
+        raise UsageError("Multi-latent attention with context parallelism is not modelled: run it with the script's own trainer.")
     fused = given.coc_fused_kernel and given.sequence_parallel and given.tensor_model_parallel_size > 1
     if given.use_ascend_coc and not fused:
         raise UsageError("--use-ascend-coc is modelled with --coc-fused-kernel, --sequence-parallel and tensor parallelism only.")

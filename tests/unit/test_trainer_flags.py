@@ -49,10 +49,10 @@ def test_fused_linear_layers_are_modelled_in_one_form_only(args: str) -> None:
     [
         ("--moe-zero-memory level0", "--moe-zero-memory", "way to run experts"),
         ("--moe-router-load-balancing-type sinkhorn", "--moe-router-load-balancing-type", "not modelled"),
-        ("--multi-latent-attention", "--multi-latent-attention", "multi-latent attention"),
+        ("--mla-zero-memory", "--mla-zero-memory", "multi-latent attention"),
         ("--lora-r 16", "--lora-r", "LoRA"),
-        ("--stage sft", "--stage", "post-training"),
-        ("--stage dpo", "--stage", "post-training"),
+        ("--stage prm", "--stage", "not modelled"),
+        ("--reward-model nowhere", "--reward-model", "post-training"),
         ("--swap-attention", "--swap-attention", "not modelled"),
         ("--fp8-format hybrid", "--fp8-format", "not modelled"),
         ("--mtp-num-layers 1", "--mtp-num-layers", "other model kinds"),
@@ -180,3 +180,18 @@ def test_norms_of_queries_and_keys_come_with_a_layer_spec_only() -> None:
 def test_a_dispatcher_that_fails_upstream_is_refused() -> None:
     with pytest.raises(UsageError, match="alltoall with tensor parallelism fails"):
         read(*MIXED.split(), "--moe-token-dispatcher-type", "alltoall", "--sequence-parallel", world_size=8)
+
+
+DEEPSEEK = ("--spec", "mindspeed_llm.tasks.models.spec.deepseek_spec", "layer_spec", "--multi-latent-attention")
+
+
+def test_latent_attention_comes_with_its_layer_spec() -> None:
+    assert read(*DEEPSEEK).latent_attention
+    for some in (DEEPSEEK[:3], DEEPSEEK[3:]):
+        with pytest.raises(UsageError, match="--multi-latent-attention is modelled with --spec"):
+            read(*some)
+
+
+def test_rotated_dimensions_of_latent_attention_are_yarn_s() -> None:
+    assert read(*DEEPSEEK, "--rope-scaling-type", "yarn").rotary_size == 64
+    assert read(*DEEPSEEK).rotary_size == 128

@@ -74,9 +74,11 @@ class FusedAttention(MegatronModule):  # type: ignore[misc]
         self.scale = 1.0 / math.sqrt(settings.query_pre_attn_scalar or config.kv_channels)
 
     def forward(self, query: Any, key: Any, value: Any, attention_mask: Any, **_: Any) -> Any:
-        mask = causal_mask() if attention_mask is None else attention_mask
+        # MindSpeed-LLM's module keeps the mask until its next forward pass brings another one.
+        self.attention_mask = mask = causal_mask() if attention_mask is None else attention_mask
         length, batch, heads, _ = query.shape
-        layout, sparse_mode, ends = self.settings.shape_order, 2, None
+        # A mask of the samples is taken as it is (mode 0); without one the operator knows that attention is causal (mode 2).
+        layout, sparse_mode, ends = self.settings.shape_order, 2 if attention_mask is None else 0, None
         if self.settings.reset_position_ids:
             # Packed samples; in a dry run each row of the batch is one document.
             layout, sparse_mode, ends = "TND", 4, tuple(length * (row + 1) for row in range(batch))

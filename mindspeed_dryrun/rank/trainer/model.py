@@ -24,7 +24,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
 
 from mindspeed_dryrun.megatron.settings import Settings
-from mindspeed_dryrun.rank.trainer import context_parallel, experts, layers, recompute, rotary
+from mindspeed_dryrun.rank.trainer import context_parallel, experts, latent_attention, layers, recompute, rotary
 from mindspeed_dryrun.rank.trainer import reuse_fp32 as reuse
 
 
@@ -152,6 +152,9 @@ class Model(GPTModel):  # type: ignore[misc]
             logits = logits / settings.output_logit_softcapping
             logits = torch.tanh(logits)
             logits = logits * settings.output_logit_softcapping
+        if settings.is_instruction_dataset:
+            labels = labels[:, 1:].contiguous()
+            logits = logits[:-1, :, :].contiguous()
         return self.compute_language_model_loss(labels, logits)
 
     def _scaled(self, decoder_input: Any) -> Any:
@@ -165,6 +168,27 @@ def layer_spec(settings: Settings, norm: ModuleSpec, number: int) -> ModuleSpec:
     """Layer `number` of the model: megatron-core's modules, with the norm, attention and experts of an NPU."""
     if number in settings.layout.noop:
         return ModuleSpec(module=layers.NoopLayer)
+    mlp = experts.expert_layer(settings) if settings.has_experts(number) else experts.dense_layer()
+    return ModuleSpec(
+        module=TransformerLayer,
+        submodules=TransformerLayerSubmodules(
+            input_layernorm=norm,
+            self_attention=attention_spec(settings, norm),
+            self_attn_bda=get_bias_dropout_add,
+            pre_mlp_layernorm=norm,
+            mlp=mlp,
+            mlp_bda=get_bias_dropout_add,
+        ),
+    )
+
+
+def attention_spec(settings: Settings, norm: ModuleSpec) -> ModuleSpec:
+    """Self-attention: plain, grouped or multi-latent."""
+    if settings.latent_attention:
+        core = context_parallel.attention_spec(settings)
+        return ModuleSpec(
+            module=latent_attention.LatentAttention, params={"settings": settings, "norm": norm, "core_attention": core}
+        )
     qk_norm = norm if settings.query_key_norms else IdentityOp
     attention = SelfAttentionSubmodules(
         linear_qkv=ColumnParallelLinear,
@@ -173,20 +197,7 @@ def layer_spec(settings: Settings, norm: ModuleSpec, number: int) -> ModuleSpec:
         q_layernorm=qk_norm,
         k_layernorm=qk_norm,
     )
-    mlp = experts.expert_layer(settings) if settings.has_experts(number) else experts.dense_layer()
-    return ModuleSpec(
-        module=TransformerLayer,
-        submodules=TransformerLayerSubmodules(
-            input_layernorm=norm,
-            self_attention=ModuleSpec(
-                module=SelfAttention, params={"attn_mask_type": AttnMaskType.causal}, submodules=attention
-            ),
-            self_attn_bda=get_bias_dropout_add,
-            pre_mlp_layernorm=norm,
-            mlp=mlp,
-            mlp_bda=get_bias_dropout_add,
-        ),
-    )
+    return ModuleSpec(module=SelfAttention, params={"attn_mask_type": AttnMaskType.causal}, submodules=attention)
 
 
 def build(settings: Settings) -> list[Any]:
