@@ -16,9 +16,10 @@ from pathlib import Path
 from mindspeed_dryrun.errors import DryRunError
 from mindspeed_dryrun.launch.job import Job, understand
 from mindspeed_dryrun.launch.msrun_call import read_msrun_call
-from mindspeed_dryrun.launch.run import LaunchOptions, dry_run_job
+from mindspeed_dryrun.launch.run import Execution, dry_run_job
 from mindspeed_dryrun.megatron.arguments import override_args
 from mindspeed_dryrun.record.model import RankReport, Report
+from mindspeed_dryrun.record.run_spec import RunSpec
 
 # Small enough for seconds, large enough that a tensor too many shows in the megabytes.
 COMMON = """
@@ -47,6 +48,10 @@ LATENT = """
 --rope-scaling-mscale-all-dim 1.0 --rope-scaling-original-max-position-embeddings 2048 --rope-scaling-beta-fast 32
 --rope-scaling-beta-slow 1
 """
+LIMITED = (
+    " --moe-router-load-balancing-type group_limited_greedy --moe-router-group-topk 2 --moe-router-num-groups 4"
+    " --moe-device-level-aux-loss-coeff 0.05 --moe-comm-aux-loss-coeff 0.02 --moe-router-topk-scaling-factor 16.0"
+)
 TUNE = " --stage sft --is-instruction-dataset --prompt-type llama3 --finetune"
 LORA = " --lora-r 8 --lora-alpha 16 --lora-target-modules linear_qkv linear_proj linear_fc1 linear_fc2"
 DPO = (
@@ -103,6 +108,18 @@ CASES = {
         " --moe-router-group-topk 2 --moe-router-load-balancing-type none --moe-router-topk-scaling-factor 2.5 --seq-aux"
         " --moe-router-dtype fp32",
     ),
+    "groups of experts, three losses": experts(4, EP4 + " --moe-grouped-gemm --moe-token-dispatcher-type allgather" + LIMITED),
+    "groups of experts, losses by sequence": experts(4, GROUPED + EP4 + LIMITED + " --seq-aux --num-experts 64"),
+    "PAI's loss": experts(2, GROUPED + EP2 + " --moe-router-load-balancing-type pai_megatron_aux_loss"),
+    "sequence loss": experts(2, GROUPED + EP2 + " --moe-router-load-balancing-type seq_aux_loss"),
+    "capacity, padded": experts(2, GROUPED + EP2 + " --moe-expert-capacity-factor 1.5 --moe-pad-expert-input-to-capacity"),
+    "capacity, dropped": experts(2, GROUPED + EP2 + " --moe-expert-capacity-factor 1.5"),
+    "capacity, dropped by position, alltoall": experts(
+        2, EP2 + " --moe-grouped-gemm --moe-token-dispatcher-type alltoall --moe-expert-capacity-factor 1.5"
+        " --moe-token-drop-policy position"
+    ),
+    "post-norms (Grok)": experts(2, GROUPED + EP2 + " --spec mindspeed_llm.tasks.models.spec.grok_spec layer_spec --post-norm"),
+    "expert tensor parallelism 1": experts(4, GROUPED + TP2 + EP2 + " --expert-tensor-parallel-size 1"),
     "MLA": Case(2, LATENT + " --q-lora-rank 384"),
     "MLA, no query compression": Case(2, LATENT),
     "MLA, TP 2, recomputed": Case(2, LATENT + TP2 + " --q-lora-rank 384 --sequence-parallel" + FULL),
@@ -136,7 +153,7 @@ def run(name: str, trainer: str, out: Path) -> Report | str:
     print(f"{name}: {trainer}", file=sys.stderr, flush=True)
     try:
         folder = out / trainer / "".join(letter if letter.isalnum() else "_" for letter in name)
-        return dry_run_job(job_of(CASES[name]), folder, LaunchOptions(trainer=trainer, jobs=1))
+        return dry_run_job(job_of(CASES[name]), folder, RunSpec(trainer=trainer), Execution(jobs=1))
     except DryRunError as error:
         return str(error)
 

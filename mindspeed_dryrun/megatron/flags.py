@@ -186,20 +186,19 @@ _TABLE: tuple[Flag, ...] = (
         use-mcore-models transformer-impl= use-fused-swiglu no-rope-fusion no-masked-softmax-fusion ai-framework=
         jit-compile use-deter-comp npu-deterministic deterministic-mode attention-backend=
         kv-head-repeat-before-uly-alltoall optimization-level= te-rng-tracker inference-rng-tracker no-use-rts
-        disable-bf16-reduced-precision-matmul prompt-type= prompt-type-path= bert-no-binary-head op-cal-tflops"""),
+        disable-bf16-reduced-precision-matmul prompt-type= prompt-type-path= bert-no-binary-head op-cal-tflops
+        input-jitter"""),
     *_group(Handling.REFUSED, "experts", "a way to run experts that is not modelled: run it with the script's own trainer", """
-        moe-expert-capacity-factor= moe-pad-expert-input-to-capacity moe-token-drop-policy= moe-permute-fusion
-        moe-input-jitter-eps= moe-extended-tp moe-alltoall-overlap-comm moe-allgather-overlap-comm moe-fb-overlap
-        moe-tp-extend-ep moe-zero-memory= moe-zero-memory-num-layers= moe-adaptive-recompute-activation
-        moe-adaptive-recompute-activation-scale= moe-layer-recompute moe-model-type= moe-bmm-mc2
-        moe-comm-aux-loss-coeff= moe-device-level-aux-loss-coeff= moe-dynamic-padding moe-enable-deepep moe-no-drop
-        moe-revert-type-after-topk moe-shared-expert-overlap moe-train-capacity-factor= moe-unperm2-mem-optim
-        moe-unperm2-mem-optim-swap moe-use-legacy-grouped-gemm moe-use-sinkhorn moe-use-upcycling moe-zerc n-group=
-        topk-group= routed-scaling-factor= shared-expert-gate-output-dimension=
+        moe-permute-fusion moe-input-jitter-eps= moe-extended-tp moe-alltoall-overlap-comm moe-allgather-overlap-comm
+        moe-fb-overlap moe-tp-extend-ep moe-zero-memory= moe-zero-memory-num-layers= moe-adaptive-recompute-activation
+        moe-adaptive-recompute-activation-scale= moe-layer-recompute moe-model-type= moe-bmm-mc2 moe-dynamic-padding
+        moe-enable-deepep moe-no-drop moe-revert-type-after-topk moe-shared-expert-overlap moe-train-capacity-factor=
+        moe-unperm2-mem-optim moe-unperm2-mem-optim-swap moe-use-legacy-grouped-gemm moe-use-sinkhorn
+        moe-use-upcycling moe-zerc n-group= topk-group= routed-scaling-factor= shared-expert-gate-output-dimension=
         use-fused-moe-token-permute-and-unpermute router-gating-in-fp32 expert-interval= balanced-moe-experts
         balanced-moe-hot-expert-num= trans-hot-expert-group-num= use-pipe-experts pipe-experts-multi-data=
         pipe-experts-multi-stream ampipe-degree= ampipe-tp-sp-comm-overlap enable-token-rearrange-opt fix-router
-        noisy-gate-policy= topk-softmax-in-fp32 enable-a2avc=0 input-jitter"""),
+        noisy-gate-policy= topk-softmax-in-fp32 enable-a2avc=0"""),
     *_group(Handling.REFUSED, "attention", "multi-latent attention that is not modelled: use the script's trainer", """
         multi-head-latent-attention qk-nope-head-dim= qk-rope-head-dim= mla-fa-divide-qk mla-swap-core-attn-out
         mla-up-proj-tp-overlap mla-zero-memory recompute-mla-up-proj"""),

@@ -183,9 +183,16 @@ class RouterFlags:
 
     about: ClassVar[str] = "experts"
     moe_router_topk: int = 2
-    moe_router_load_balancing_type: str = only("aux_loss", "none", "softmax_topk")
+    moe_router_load_balancing_type: str = only(
+        "aux_loss", "none", "softmax_topk", "group_limited_greedy", "pai_megatron_aux_loss", "seq_aux_loss"
+    )
     moe_aux_loss_coeff: float = 0.0
+    moe_device_level_aux_loss_coeff: float = 0.0
+    moe_comm_aux_loss_coeff: float = 0.0
     moe_z_loss_coeff: float | None = None
+    moe_expert_capacity_factor: float | None = None
+    moe_pad_expert_input_to_capacity: bool = False
+    moe_token_drop_policy: str = only("probs", "position")
     moe_router_pre_softmax: bool = False
     moe_router_score_function: str = only("softmax", "sigmoid")
     moe_router_topk_scaling_factor: float | None = None

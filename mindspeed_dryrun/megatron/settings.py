@@ -60,6 +60,12 @@ class Settings(TrainerFlags):
         return self.moe_ffn_hidden_size or self.ffn_size
 
     @property
+    def capacity_factor(self) -> float | None:
+        """Times the even share that an expert takes before tokens are dropped; below 0 none is dropped."""
+        factor = self.moe_expert_capacity_factor
+        return factor if factor is not None and factor >= 0 else None
+
+    @property
     def expert_tensor_size(self) -> int:
         """Ranks that share one expert."""
         return self.expert_tensor_parallel_size or self.tensor_model_parallel_size

@@ -13,8 +13,9 @@ import pytest
 
 from mindspeed_dryrun.launch.job import understand
 from mindspeed_dryrun.launch.msrun_call import read_msrun_call
-from mindspeed_dryrun.launch.run import LaunchOptions, dry_run_job, read_job
+from mindspeed_dryrun.launch.run import Execution, dry_run_job, read_job
 from mindspeed_dryrun.megatron.arguments import override_args
+from mindspeed_dryrun.record.run_spec import RunSpec
 
 pytestmark = pytest.mark.engine
 EXAMPLE = Path(__file__).parents[2] / "examples" / "pretrain_qwen3_30b_a3b_4k_ms.sh"
@@ -41,7 +42,7 @@ def used_peak(
     argv = ["--worker_num", str(world_size), "--local_worker_num", str(world_size), "pretrain_gpt.py"]
     args = [word for word in override_args(base, more.split()) if word != without]
     job = understand(read_msrun_call([*argv, *args], str(out)), "script.sh")
-    report = dry_run_job(job, out / "record", LaunchOptions(ranks=str(rank), trainer="embedded", jobs=1))
+    report = dry_run_job(job, out / "record", RunSpec(ranks=str(rank), trainer="embedded"), Execution(jobs=1))
     (result,) = report.ranks
     assert result.status == "ok", result.error
     return result.used_peak_mb
@@ -102,6 +103,6 @@ def test_full_fine_tuning(tmp_path: Path, more: str, world_size: int, rank: int,
 
 def test_qwen3_30b_a3b_from_the_example(tmp_path: Path) -> None:
     """16 cards, EP 4, PP 4: every class of ranks."""
-    options = LaunchOptions(trainer="embedded", jobs=1)
-    report = dry_run_job(read_job(EXAMPLE, options), tmp_path / "record", options)
+    spec = RunSpec(trainer="embedded")
+    report = dry_run_job(read_job(EXAMPLE, spec), tmp_path / "record", spec, Execution(jobs=1))
     assert {rank.rank: rank.used_peak_mb for rank in report.ranks} == {0: 37527, 4: 34678, 8: 34484, 12: 39607}

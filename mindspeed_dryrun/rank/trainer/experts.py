@@ -22,6 +22,7 @@ from megatron.core.transformer.spec_utils import ModuleSpec
 from mindspore.ops.function import math_func
 
 from mindspeed_dryrun.megatron.settings import Settings
+from mindspeed_dryrun.rank.trainer import group_limited
 
 
 class GroupedProduct(torch.autograd.Function):  # type: ignore[misc]
@@ -69,6 +70,20 @@ class GroupedExperts(GroupedMLP):  # type: ignore[misc]
         return GroupedProduct.apply(original_weight, x, weight, group_list, self.fused)
 
 
+class BalancedLayer(MoELayer):  # type: ignore[misc]
+    """A layer whose router leaves losses behind that are attached to its output (`group_limited_greedy`)."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        unpermute = self.token_dispatcher.token_unpermutation
+
+        def with_losses(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
+            output, bias = unpermute(*args, **kwargs)
+            return group_limited.attach_losses(self.router, output), bias
+
+        self.token_dispatcher.token_unpermutation = with_losses
+
+
 def _swiglu(x: Any) -> Any:
     return torch_npu.npu_swiglu(x, dim=-1)
 
@@ -81,7 +96,8 @@ def expert_layer(settings: Settings) -> ModuleSpec:
     else:
         experts = ModuleSpec(module=SequentialMLP, submodules=linear)
     shared = ModuleSpec(module=SharedExpertMLP, params={"gate": settings.gated_shared_experts}, submodules=linear)
-    return ModuleSpec(module=MoELayer, submodules=MoESubmodules(experts=experts, shared_experts=shared))
+    layer = BalancedLayer if settings.moe_router_load_balancing_type == "group_limited_greedy" else MoELayer
+    return ModuleSpec(module=layer, submodules=MoESubmodules(experts=experts, shared_experts=shared))
 
 
 def dense_layer() -> ModuleSpec:
@@ -110,6 +126,9 @@ def config_fields(settings: Settings) -> dict[str, Any]:
         "moe_router_num_groups": settings.moe_router_num_groups,
         "moe_router_group_topk": settings.moe_router_group_topk,
         "moe_router_dtype": settings.moe_router_dtype,
+        "moe_expert_capacity_factor": settings.capacity_factor,
+        "moe_pad_expert_input_to_capacity": settings.moe_pad_expert_input_to_capacity,
+        "moe_token_drop_policy": settings.moe_token_drop_policy,
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -11,11 +12,13 @@ from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
 from megatron.core.transformer.moe.moe_utils import (
     MoEAuxLossAutoScaler,
     save_to_aux_losses_tracker,
+    switch_load_balancing_loss_func,
     topk_softmax_with_capacity,
 )
 from megatron.core.transformer.moe.router import TopKRouter
 
 from mindspeed_dryrun.megatron.settings import Settings
+from mindspeed_dryrun.rank.trainer import group_limited
 
 
 def install(settings: Settings) -> None:
@@ -40,6 +43,10 @@ def routing_function(settings: Settings) -> Callable[..., tuple[Any, Any]]:
             scores, chosen = router.seq_aux_loss_load_balancing(logits, batch, length)
         elif kind == "softmax_topk":
             scores, chosen = _softmax_then_choose(settings, logits)
+        elif kind == "group_limited_greedy":
+            scores, chosen = group_limited.choose(settings, router, logits)
+        elif kind == "pai_megatron_aux_loss":
+            scores, chosen = _choose_with_loss(router, logits)
         else:
             scores, chosen = _choose(settings, router, logits)
         if router.enable_expert_bias and torch.is_grad_enabled():
@@ -58,6 +65,18 @@ def _softmax_then_choose(settings: Settings, logits: Any) -> tuple[Any, Any]:
         scores = scores / scores.sum(dim=-1, keepdim=True)
     scores = torch.zeros_like(probabilities).scatter(1, indices, scores)
     return scores, torch.zeros_like(probabilities).int().scatter(1, indices, 1).bool()
+
+
+def _choose_with_loss(router: Any, logits: Any) -> tuple[Any, Any]:
+    """`pai_megatron_aux_loss`: probabilities first, and Megatron's balance loss (tasks/models/common/pai_megatron.py)."""
+    scores, chosen, tokens_per_expert = topk_softmax_with_capacity(logits, router.topk, use_pre_softmax=True)
+    if router.training and torch.is_grad_enabled():
+        probabilities = torch.softmax(logits, dim=-1, dtype=torch.float32)
+        loss = functools.partial(
+            switch_load_balancing_loss_func, probs=probabilities, tokens_per_expert=tokens_per_expert, topk=router.topk
+        )
+        scores = router.apply_load_balancing_loss(activation=scores, load_balancing_loss_func=loss)
+    return scores, chosen
 
 
 def _choose(settings: Settings, router: Any, logits: Any) -> tuple[Any, Any]:
