@@ -163,7 +163,7 @@ class ExpertFlags:
     about: ClassVar[str] = "experts"
     num_experts: int | None = None
     expert_model_parallel_size: int = by_strategy(1)
-    expert_tensor_parallel_size: int | None = by_strategy(by_strategy)(None)
+    expert_tensor_parallel_size: int | None = by_strategy(None)
     moe_ffn_hidden_size: int | None = None
     moe_intermediate_size: int | None = None
     moe_grouped_gemm: bool = False
