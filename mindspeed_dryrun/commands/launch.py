@@ -85,7 +85,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def add_device_arguments(parser: argparse.ArgumentParser) -> None:
     """The card that a verdict is about; the same for launch and sweep."""
     parser.add_argument(
-        "--device", metavar="NAME|FILE", help="the card (default: ascend910b-64g; `mindspeed-dryrun device` lists all)"
+        "--device", metavar="NAME|FILE|here", help="the card (default: ascend910b-64g; `mindspeed-dryrun device` lists them)"
     )
     parser.add_argument("--device-from", metavar="DIR", help="the card whose memory the worker logs of a real run tell")
     parser.add_argument("--budget", metavar="SIZE", help="memory to stay below, such as 58G (default: what the card leaves)")
