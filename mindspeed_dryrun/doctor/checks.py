@@ -101,10 +101,14 @@ def upstream(environ: Mapping[str, str]) -> Iterator[Check]:
         found = f"{_tree_version(tree) or 'version unknown'}, {tree}" if tree else "not found"
         yield Check(name, found, reference, "ok" if tree else "wrong" if llm else "absent", fetch if llm and not tree else None)
     if llm is not None:
-        missing = missing_packages(Path(root) if root else None)
-        mend = f"pip install {' '.join(missing)}" if missing else None
-        found = f"missing: {', '.join(missing)}" if missing else "all there"
-        yield Check("Upstream's packages", found, "all that scripts import", "note" if missing else "ok", mend)
+        yield _packages_of_upstream(Path(root) if root else None)
+
+
+def _packages_of_upstream(root: Path | None) -> Check:
+    missing = missing_packages(root)
+    fix = f"pip install {' '.join(missing)}" if missing else None
+    found = f"missing: {', '.join(missing)}" if missing else "all there"
+    return Check("Upstream's packages", found, "all that scripts import", "note" if missing else "ok", fix)
 
 
 def _tree_in(where: list[Path], name: str) -> Path | None:

@@ -128,12 +128,6 @@ def _checked(entry: Any, content: dict[str, Any], file: Path) -> dict[str, Any]:
         raise UsageError(f"{where}: needs exactly one of {', '.join(ACTIONS)}.")
     if "handler" in entry and ":" not in str(entry["handler"]):
         raise UsageError(f"{where}: `handler` must be `module:function`.")
-    trainers = entry.get("trainers", list(TRAINERS))
-    if not isinstance(trainers, list) or not set(trainers) <= set(TRAINERS):
-        raise UsageError(f"{where}: `trainers` must be a list out of {', '.join(TRAINERS)}.")
-    engines = [content["engine"]] if "engine" in content else list(ENGINES)
-    if not set(engines) <= set(ENGINES):
-        raise UsageError(f"{file}: `engine` must be one of {', '.join(ENGINES)}.")
     if entry.get("as_is") and entry.get("called", "never") != "never":
         raise UsageError(f"{where}: the calls of a patch that is bound `as_is` are not counted, so `called` can say nothing.")
     try:
@@ -145,9 +139,15 @@ def _checked(entry: Any, content: dict[str, Any], file: Path) -> dict[str, Any]:
         "project": content.get("project", file.stem),
         "package": entry.get("package") or content.get("package") or module.split(".")[0],
         "versions": [str(version) for version in entry.get("versions") or content.get("versions") or []],
-        "trainers": trainers,
-        "engines": engines,
+        "trainers": _chosen(entry.get("trainers", list(TRAINERS)), TRAINERS, f"{where}: `trainers`"),
+        "engines": _chosen([content["engine"]] if "engine" in content else list(ENGINES), ENGINES, f"{file}: `engine`"),
     }
+
+
+def _chosen(names: Any, known: Sequence[str], where: str) -> list[str]:
+    if not isinstance(names, list) or not set(map(str, names)) <= set(known):
+        raise UsageError(f"{where} must be out of {', '.join(known)}.")
+    return names
 
 
 def _refuse_unknown(fields: dict[str, Any], known: set[str], where: str) -> None:

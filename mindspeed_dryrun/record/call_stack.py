@@ -9,6 +9,7 @@ back has been entered again.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 
 _FRAME = re.compile(rb"File:([^|;]*);Line:(\d+);Function:([^|;]*)")
@@ -119,39 +120,50 @@ def movement(before: CallStack, after: CallStack) -> str:
 
 
 def _phase(frames: tuple[Frame, ...]) -> str:
-    functions = [frame.function for frame in frames]
-    for depth, function in enumerate(functions):
-        if function in _BACKWARD:
-            below = frames[depth + 1 :]
-            again = any(
-                frame.function == "custom_forward" or (_LAYER_FILE.search(frame.file) and frame.function == "forward")
-                for frame in below
-            )
-            return "recompute" if again else "backward"
-        if function == "forward_step":
+    """The phase of training that a call stack belongs to: the first rule that knows it."""
+    for depth, frame in enumerate(frames):
+        if frame.function in _BACKWARD:
+            return "recompute" if any(map(_computes_again, frames[depth + 1 :])) else "backward"
+        if frame.function == "forward_step":
             return "forward"
-    if any(function.startswith("step") for function in functions) or any(
-        function in ("prepare_grads", "clip_grad_norm", "get_grad_norm") for function in functions
-    ):
-        return "step"
-    if any(
-        ("param_and_grad_buffer" in frame.file and frame.function == "__init__")
-        or "_allocate_buffers" in frame.function
-        for frame in frames
-    ):
-        return "grad_buffer"
-    if any(
+    functions = {frame.function for frame in frames}
+    for phase, rule in _PHASES:
+        if any(map(rule, frames)):
+            clears = bool({"reset", "zero_grad_buffer", "zero_grad"} & functions) or any(
+                name.startswith("zero_grad") for name in functions
+            )
+            return "other" if clears and phase in ("communicate", "optimizer_build") else phase
+    return "other"
+
+
+def _computes_again(frame: Frame) -> bool:
+    return frame.function == "custom_forward" or bool(_LAYER_FILE.search(frame.file) and frame.function == "forward")
+
+
+def _steps(frame: Frame) -> bool:
+    return frame.function.startswith("step") or frame.function in ("prepare_grads", "clip_grad_norm", "get_grad_norm")
+
+
+def _makes_buffers(frame: Frame) -> bool:
+    return ("param_and_grad_buffer" in frame.file and frame.function == "__init__") or "_allocate_buffers" in frame.function
+
+
+def _synchronises(frame: Frame) -> bool:
+    return (
         "p2p_communication" in frame.file
         or "param_and_grad_buffer" in frame.file
         or frame.function in ("finalize_model_grads", "start_grad_sync", "finish_grad_sync")
-        for frame in frames
-    ):
-        return "other" if {"reset", "zero_grad_buffer"} & set(functions) else "communicate"
-    if any(_OPTIMIZER_FILE.search(frame.file) for frame in frames):
-        return "other" if any(function.startswith("zero_grad") for function in functions) else "optimizer_build"
-    if "__init__" in functions:
-        return "build"
-    return "forward" if any(function in _FORWARD_BELOW for function in functions) else "other"
+    )
+
+
+_PHASES: tuple[tuple[str, Callable[[Frame], bool]], ...] = (
+    ("step", _steps),
+    ("grad_buffer", _makes_buffers),
+    ("communicate", _synchronises),
+    ("optimizer_build", lambda frame: bool(_OPTIMIZER_FILE.search(frame.file))),
+    ("build", lambda frame: frame.function == "__init__"),
+    ("forward", lambda frame: frame.function in _FORWARD_BELOW),
+)
 
 
 def _microbatch_zone(frames: tuple[Frame, ...]) -> tuple[int, int]:

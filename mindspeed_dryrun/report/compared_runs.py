@@ -10,7 +10,7 @@ from mindspeed_dryrun.devices.device import SIMULATED_MB
 from mindspeed_dryrun.devices.real_runs import Peaks, RealRun
 from mindspeed_dryrun.errors import UsageError
 from mindspeed_dryrun.megatron.arguments import pairs
-from mindspeed_dryrun.record.model import Report
+from mindspeed_dryrun.record.model import RankReport, Report
 from mindspeed_dryrun.record.store import Record
 from mindspeed_dryrun.record.summary import load_report
 from mindspeed_dryrun.report import view
@@ -63,23 +63,29 @@ def real_run(a: Run, b: Run) -> RealRun:
     if is_dry(real.report) or not is_dry(dry.report):
         raise UsageError("--save keeps a real run and its dry run: one side must be a dry run, the other the logs of a real one.")
     measured = {rank.rank: rank for rank in real.report.ranks if rank.actual_peak_mb and not rank.status.broken}
-    pairs_found = [
-        RealRun(
-            job=dry.report.job.script if dry.report.job else "worker logs",
-            engine=dry.report.engine.name or "mindspore",
-            device=f"{real.report.device.total_mb}M" if real.report.device else "unknown",
-            dry=Peaks(rank.used_peak_mb or 0, rank.actual_peak_mb),
-            real=Peaks(measured[number].used_peak_mb or 0, measured[number].actual_peak_mb or 0),
-            layout=view.parallel_words(dry.report.job) if dry.report.job else None,
-            versions=view.engine_words(dry.report) or None,
-        )
+    found = [
+        (_peaks(rank), _peaks(measured[number]))
         for rank in dry.report.ranks
         for number in rank.represents
         if number in measured and rank.actual_peak_mb and not rank.status.broken
     ]
-    if not pairs_found:
+    if not found:
         raise UsageError("--save: no rank has figures on both sides.")
-    return max(pairs_found, key=lambda pair: pair.excess)
+    mine, theirs = max(found, key=lambda pair: pair[1].actual_peak_mb / pair[0].actual_peak_mb)
+    job = dry.report.job
+    return RealRun(
+        job=job.script if job else "worker logs",
+        engine=dry.report.engine.name or "mindspore",
+        device=f"{real.report.device.total_mb}M" if real.report.device else "unknown",
+        dry=mine,
+        real=theirs,
+        layout=view.parallel_words(job) if job else None,
+        versions=view.engine_words(dry.report) or None,
+    )
+
+
+def _peaks(rank: RankReport) -> Peaks:
+    return Peaks(rank.used_peak_mb or 0, rank.actual_peak_mb or 0)
 
 
 def is_dry(report: Report) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections import Counter
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -131,19 +131,15 @@ def explain(
     """Takes the peak of one `memory_block.csv` apart; the engine's own figures come from the rank's log, if there is one."""
     played = replay(path)
     named = list(zip(categorise(played), played.blocks, strict=True))
-    activations = [block for name, block in named if name == "activations"]
-    large = sorted(named, key=lambda pair: -pair[1].size)[: 20 * _MOST_TENSORS]
-    starts = {block.start for name, block in named if name == "weights"} | {block.start for _, block in large}
-    shapes = read_shapes(path.with_name("tracker_graph.ir"), starts)
-    weights = [block for name, block in named if name == "weights"]
+
+    def blocks(*names: str) -> list[Block]:
+        return [block for name, block in named if name in names]
+
+    activations, weights = blocks("activations"), blocks("weights")
+    large = sorted(played.blocks, key=lambda block: -block.size)[: 20 * _MOST_TENSORS]
+    shapes = read_shapes(path.with_name("tracker_graph.ir"), {block.start for block in (*weights, *large)})
     parameters = count_parameters(weights, shapes)
-    static = sum(block.size for name, block in named if name in STATIC)
-    counted = played.counted_peak_bytes
-    fragments = None
-    if engine_actual_mb is not None and engine_used_mb is not None:
-        fragments = (engine_actual_mb - engine_used_mb) * 2**20
-    elif counted is not None:
-        fragments = counted - played.peak_bytes
+    static = sum(block.size for block in blocks(*STATIC))
     return Explanation(
         path=path,
         rank=rank,
@@ -154,15 +150,15 @@ def explain(
         engine_used_mb=engine_used_mb,
         engine_actual_mb=engine_actual_mb,
         counted_used_bytes=played.counted_used_bytes,
-        fragments_bytes=fragments,
+        fragments_bytes=_fragments(played, engine_used_mb, engine_actual_mb),
         microbatches=_parts(((_microbatch(block), block) for block in activations), numbered=True),
         layers=_parts(((_layer(block), block) for block in activations), numbered=True),
         operators=_parts((block.node or block.kind, block) for block in activations),
         modules=_parts(((_module(block), block) for block in activations), MODULES),
         layer_weights=_parts(((_layer(block), block) for block in weights), numbered=True),
         layer_activation_bytes=_largest_layer(activations),
-        temporaries=_parts((_operator_at(block), block) for name, block in named if name == "temporary"),
-        others=_parts((_operator_at(block), block) for name, block in named if name in ("other", "communication")),
+        temporaries=_parts((_operator_at(block), block) for block in blocks("temporary")),
+        others=_parts((_operator_at(block), block) for block in blocks("other", "communication")),
         tensors=_tensors(named, shapes),
         parameters=parameters,
         bytes_per_parameter=static / parameters if parameters else None,
@@ -170,6 +166,12 @@ def explain(
         rows=played.rows,
         damaged_rows=played.damaged_rows,
     )
+
+
+def _fragments(played: Replay, used_mb: int | None, actual_mb: int | None) -> int | None:
+    if actual_mb is not None and used_mb is not None:
+        return (actual_mb - used_mb) * 2**20
+    return None if played.counted_peak_bytes is None else played.counted_peak_bytes - played.peak_bytes
 
 
 def categorise(played: Replay) -> list[str]:
@@ -194,39 +196,61 @@ def count_parameters(weights: Sequence[Block], shapes: dict[int, Shape]) -> int 
 
 
 def _category(block: Block, peak: Segment, weight_line: int | None) -> str:
-    stays = block.end >= NEVER or block.segment.iteration < peak.iteration
-    phase = block.stack.phase
-    if block.kind == "WorkSpace":
-        return "workspace"
-    if block.kind == "Weight":
-        return "weights"
-    if block.kind in ("ConstantValue", "GeConst"):
-        return "other"
+    """By what the engine calls the block, else by the phase of training that its call stack shows."""
+    if block.kind in _BY_KIND:
+        return _BY_KIND[block.kind]
     communicates = block.stack.communicates or bool(_COMMUNICATION_NODE.match(block.node.rsplit("/", 1)[-1]))
     if not block.stack.frames and block.kind in ("Kernel", "GraphOutput", "Somas", "SomasOutput"):  # graph mode
         return "communication" if communicates else "activations"
-    if phase == "grad_buffer":
+    if block.stack.phase == "grad_buffer":
         return "weights" if weight_line is not None and _buffer_line(block) == weight_line else "gradients"
-    if phase in ("optimizer_build", "step"):
-        return "optimizer" if stays else "communication" if communicates else "temporary"
-    if phase == "communicate":
+    stays = block.end >= NEVER or block.segment.iteration < peak.iteration
+    rule = _BY_PHASE.get(block.stack.phase)
+    return rule(block, peak, stays, communicates) if rule else "other"
+
+
+_BY_KIND = {"WorkSpace": "workspace", "Weight": "weights", "ConstantValue": "other", "GeConst": "other"}
+
+
+def _in_step(block: Block, peak: Segment, stays: bool, communicates: bool) -> str:
+    return "optimizer" if stays else "communication" if communicates else "temporary"
+
+
+def _in_build(block: Block, peak: Segment, stays: bool, communicates: bool) -> str:
+    constant = any("rotary" in frame.file or "rope" in frame.file for frame in block.stack.frames)
+    return "temporary" if not stays else "other" if constant else "weights"
+
+
+def _in_backward(block: Block, peak: Segment, stays: bool, communicates: bool) -> str:
+    if communicates:
         return "communication"
-    if phase == "other" and communicates:
+    return "gradients" if stays else "activations" if block.stack.phase == "recompute" else "temporary"
+
+
+def _in_forward(block: Block, peak: Segment, stays: bool, communicates: bool) -> str:
+    if stays:
+        return "communication" if communicates else "other"
+    if block.segment is peak and block.end <= peak.end:  # gone before this forward ends: nothing saved
+        return "communication" if communicates else "temporary"
+    return "activations"
+
+
+def _elsewhere(block: Block, peak: Segment, stays: bool, communicates: bool) -> str:
+    if communicates:
         return "communication"
-    if phase == "build" or (phase == "other" and block.segment.iteration == 0):
-        constant = any("rotary" in frame.file or "rope" in frame.file for frame in block.stack.frames)
-        return "temporary" if not stays else "other" if constant else "weights"
-    if phase in ("backward", "recompute"):
-        if communicates:
-            return "communication"
-        return "gradients" if stays else "activations" if phase == "recompute" else "temporary"
-    if phase == "forward":
-        if stays:
-            return "communication" if communicates else "other"
-        if block.segment is peak and block.end <= peak.end:  # gone before this forward ends: nothing saved
-            return "communication" if communicates else "temporary"
-        return "activations"
-    return "other"
+    return _in_build(block, peak, stays, communicates) if block.segment.iteration == 0 else "other"
+
+
+_BY_PHASE: dict[str, Callable[[Block, Segment, bool, bool], str]] = {
+    "optimizer_build": _in_step,
+    "step": _in_step,
+    "communicate": lambda block, peak, stays, communicates: "communication",
+    "build": _in_build,
+    "backward": _in_backward,
+    "recompute": _in_backward,
+    "forward": _in_forward,
+    "other": _elsewhere,
+}
 
 
 def _buffer_line(block: Block) -> int | None:

@@ -22,7 +22,7 @@ from mindspeed_dryrun import cache
 from mindspeed_dryrun.engines.cann import real
 from mindspeed_dryrun.engines.cann.library_writer import write_library
 from mindspeed_dryrun.engines.cann.machine_code import HBM_BYTES, behaviour_of
-from mindspeed_dryrun.engines.cann.required_symbols import find_lacks
+from mindspeed_dryrun.engines.cann.required_symbols import find_required_symbols
 from mindspeed_dryrun.engines.cann.stand_in import stand_in_for
 from mindspeed_dryrun.engines.mindspore import engine as choice
 from mindspeed_dryrun.errors import DryRunError
@@ -273,7 +273,7 @@ def test_a_read_only_cache_folder_ends_the_command_with_a_sentence(own_cache: Pa
 def test_a_cpu_only_mindspore_is_refused(tmp_path: Path) -> None:
     (tmp_path / "lib" / "plugin").mkdir(parents=True)
     with pytest.raises(DryRunError, match=r"CPU-only build.*pip install"):
-        find_lacks(tmp_path)
+        find_required_symbols(tmp_path)
 
 
 def test_a_broken_library_is_named(tmp_path: Path) -> None:
@@ -281,7 +281,7 @@ def test_a_broken_library_is_named(tmp_path: Path) -> None:
     plugin.mkdir(parents=True)
     (plugin / "libmindspore_ascend.so.2").write_bytes(b"not an ELF file")
     with pytest.raises(DryRunError, match=r"libmindspore_ascend.so.2 is not a readable library"):
-        find_lacks(tmp_path)
+        find_required_symbols(tmp_path)
 
 
 @pytest.mark.parametrize("platform", ["darwin", "win32"])
@@ -382,7 +382,7 @@ def test_the_stand_in_has_the_version_that_this_mindspore_accepts(own_cache: Pat
 def test_system_functions_are_not_replaced() -> None:
     """A stand-in that defined dlopen or a std::string function would break every process it is loaded into."""
     folder, _ = choice.find_mindspore()
-    lacks = find_lacks(folder)
+    lacks = find_required_symbols(folder)
     assert not [name for name in lacks.symbols if re.match(r"dl|_ZNSs|_ZNSt|_ZSt|Py|__|mem|str|pthread", name)]
     assert len(lacks.sonames) >= 20 and len(lacks.symbols) >= 218
     assert behaviour_of("aclrtMalloc").kind == "return"

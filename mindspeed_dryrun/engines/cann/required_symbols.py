@@ -46,7 +46,7 @@ _OPERATOR_CALL = re.compile(r"aclnn[A-Z]\w+")
 
 
 @dataclass(frozen=True)
-class Lacks:
+class RequiredSymbols:
     """What a stand-in for one MindSpore build has to provide."""
 
     architecture: str
@@ -54,7 +54,7 @@ class Lacks:
     symbols: tuple[str, ...]
 
 
-def find_lacks(mindspore: Path) -> Lacks:
+def find_required_symbols(mindspore: Path) -> RequiredSymbols:
     """Reads the libraries of the MindSpore package folder given; runs nothing."""
     own = {path.name: SharedLibrary(path) for path in _libraries(mindspore)}
     roots = [name for name in own if _ROOTS.fullmatch(name)]
@@ -66,24 +66,25 @@ def find_lacks(mindspore: Path) -> Lacks:
     closure, sonames = _closure(own, roots)
     ascend = [library for library in closure if "plugin" in library.path.parts]
     defined = {symbol.name for library in own.values() for symbol in library.symbols if symbol.defined}
-    symbols = {
-        symbol.name
-        for library in ascend
-        for symbol in library.symbols
-        if not (symbol.defined or symbol.weak or symbol.versioned or _NOT_CANN.fullmatch(symbol.name))
-    } - defined
+    undefined = set[str]().union(*(_undefined(library) for library in ascend)) - defined
     looked_up = _LOOKED_UP_TOO.union(*(library.names_matching(_LOOKED_UP) for library in ascend))
-    # An operator call of CANN is a pair: the call, and the question how much workspace it wants.
-    pairs = {f"{name}GetWorkspaceSize" for name in looked_up if _OPERATOR_CALL.fullmatch(name)}
-    return Lacks(
+    # An operator call of CANN is a pair: the call, and the question how much workspace it needs.
+    calls = {name for name in looked_up if _OPERATOR_CALL.fullmatch(name) and not name.endswith("GetWorkspaceSize")}
+    pairs = {f"{name}GetWorkspaceSize" for name in calls}
+    return RequiredSymbols(
         architecture=own[roots[0]].architecture,
         sonames=tuple(sorted(sonames | set(_OPENED_BY_NAME))),
-        symbols=tuple(
-            sorted(
-                symbols | looked_up | {name for name in pairs if not name.endswith("GetWorkspaceSizeGetWorkspaceSize")}
-            )
-        ),
+        symbols=tuple(sorted(undefined | looked_up | pairs)),
     )
+
+
+def _undefined(library: SharedLibrary) -> set[str]:
+    """What a library takes from CANN."""
+    return {
+        symbol.name
+        for symbol in library.symbols
+        if not (symbol.defined or symbol.weak or symbol.versioned or _NOT_CANN.fullmatch(symbol.name))
+    }
 
 
 def _libraries(mindspore: Path) -> list[Path]:

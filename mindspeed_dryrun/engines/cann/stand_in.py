@@ -10,7 +10,7 @@ from pathlib import Path
 
 from mindspeed_dryrun.cache import VARIABLE, cache_root, make_once
 from mindspeed_dryrun.engines.cann.library_writer import write_library
-from mindspeed_dryrun.engines.cann.required_symbols import find_lacks
+from mindspeed_dryrun.engines.cann.required_symbols import find_required_symbols
 from mindspeed_dryrun.errors import DryRunError
 from mindspeed_dryrun.rank.activation import STAND_IN_LIBRARY
 
@@ -97,7 +97,7 @@ def _refuse_misleading(folder: Path, version: str) -> None:
 
 
 def _build(home: Path, mindspore: Path) -> None:
-    lacks = find_lacks(mindspore)
+    lacks = find_required_symbols(mindspore)
     for folder in _FOLDERS:
         (home / folder).mkdir(parents=True, mode=0o755)
     library = write_library(lacks.symbols, lacks.architecture, STAND_IN_LIBRARY, SOC_NAME)

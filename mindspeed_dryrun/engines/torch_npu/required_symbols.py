@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from mindspeed_dryrun.engines.cann.elf import SharedLibrary
-from mindspeed_dryrun.engines.cann.required_symbols import Lacks
+from mindspeed_dryrun.engines.cann.required_symbols import RequiredSymbols
 from mindspeed_dryrun.errors import DryRunError
 
 _CANN = re.compile(
@@ -29,7 +29,7 @@ _SHORT = ("aclInit", "aclFinalize", "HcclSend", "HcclRecv", "HcclReduce", "HcclS
           "HcclAllReduce", "HcclBroadcast", "aclrtFree", "aclrtMalloc")  # fmt: skip
 
 
-def find_torch_npu_lacks(package: Path) -> Lacks:
+def find_torch_npu_lacks(package: Path) -> RequiredSymbols:
     """Reads the libraries of the torch_npu package folder given; runs nothing."""
     main = package / "lib" / "libtorch_npu.so"
     if not main.is_file():
@@ -47,7 +47,7 @@ def find_torch_npu_lacks(package: Path) -> Lacks:
     looked_up = set(_SHORT).union(*(library.names_matching(_LOOKED_UP) for library in libraries))
     calls = {name.removesuffix(_QUESTION) for name in looked_up if _OPERATOR_CALL.fullmatch(name)}
     pairs = calls | {name + _QUESTION for name in calls}
-    return Lacks(
+    return RequiredSymbols(
         architecture=libraries[0].architecture,
         sonames=tuple(f"lib{name}.so" for name in _OPENED_BY_NAME),
         symbols=tuple(sorted(symbols | looked_up | pairs)),
