@@ -1,9 +1,9 @@
 """Runs a user's script, as it is, up to the `msrun` it calls, and reads the call.
 
 bash does the expanding: the script runs in the user's working directory with our `msrun` first on PATH. It is run to
-learn its call and not for its effects: programs that write, delete, copy, stop or connect are stood in for (`_QUIET`),
+learn its call and not for its effects: programs that write, delete, copy, stop or connect are stood in for (`stand_ins.py`),
 redirections into files go to /dev/null (`shim/capture.bash`), and where the kernel has Landlock nothing outside a
-temporary folder can be written at all (`readonly.py`).
+temporary folder can be written at all (`landlock.py`).
 
 `--set` changes a temporary copy. The copy is sourced by a bash whose `$0` is the script, so that `$0`, `$1`, `dirname "$0"` and
 the working directory are the script's own; BASH_SOURCE, which bash would set to the copy, is renamed in the copy to a
@@ -31,41 +31,10 @@ from typing import Any
 from mindspeed_dryrun.errors import UsageError
 from mindspeed_dryrun.launch.landlock import write_only_below
 from mindspeed_dryrun.launch.msrun_call import MsrunCall, read_msrun_call
+from mindspeed_dryrun.launch.stand_ins import SHIM, write_programs
 from mindspeed_dryrun.rank import activation as config
 
 TIME_LIMIT_S = 60.0
-_SHIM = Path(__file__).parent / "shim"
-
-_QUIET = (
-    "mkdir", "rmdir", "rm", "mv", "cp", "ln", "touch", "chmod", "chown", "install", "truncate", "dd", "tar", "unzip", "gzip",
-    "wget", "curl", "pip", "pip3", "pkill", "killall", "kill", "sudo", "ssh", "scp", "rsync", "pdsh", "docker", "sleep", "ray",
-    "systemctl", "reboot",
-)  # fmt: skip
-_OTHER_LAUNCHERS = ["torchrun", "mpirun", "mpiexec", "deepspeed", "accelerate"]
-_REAL = 'PATH=${{PATH#"$__dryrun_bin:"}} exec {0} "$@"'
-_PROGRAMS = {
-    **dict.fromkeys(_QUIET, "exit 0"),
-    **{name: f'printf "%s\\n" {name} >> "$__dryrun_bin/../launchers"; exit 0' for name in _OTHER_LAUNCHERS},
-    "tee": "exec cat",
-    # following a log that will never come would never end
-    "tail": f"for word; do case $word in -f|-F|-[0-9]*f|--follow*) exit 0;; esac; done; {_REAL.format('tail')}",
-    "sed": f"for word; do case $word in -i*|-[nrEsz]*i*|--in-place*) exit 0;; esac; done; {_REAL.format('sed')}",
-}
-# Python itself runs (`$(python -c …)` computes values), but not the script's other steps (conversion, preprocessing).
-_PYTHON = """
-for word; do
-    case $word in
-    -m) case $* in
-        *mindspore.parallel.cluster.run*) while [ "$1" != -m ]; do shift; done; shift 2; exec msrun "$@";;
-        *torch.distributed*) echo "python -m torch.distributed" >> "$__dryrun_bin/../launchers"; exit 0;;
-        *"-m pip "*) exit 0;; esac; break;;
-    -c) break;;
-    -*) ;;
-    *.py) printf "%s\\n" "{0} $word" >> "$__dryrun_bin/../skipped"; exit 0;;
-    *) break;;
-    esac
-done
-"""
 _OURS = ("BASH_ENV", "__dryrun_bin", "__dryrun_user_env", config.VARIABLE, "TMPDIR", "SHLVL", "_", "OLDPWD")
 
 
@@ -228,13 +197,7 @@ def _default_in_environment(text: str, name: str) -> bool:
 
 def _environment(folder: Path, exported: Mapping[str, str]) -> dict[str, str]:
     programs = folder / "bin"
-    programs.mkdir()
-    for name, body in _PROGRAMS.items():
-        _write_program(programs / name, body)
-    msrun = f'exec {shlex.quote(sys.executable)} -I -S {shlex.quote(str(_SHIM / "msrun.py"))} "$@"'
-    _write_program(programs / "msrun", msrun)
-    for name in ("python", "python3"):
-        _write_program(programs / name, _PYTHON.format(name) + _REAL.format(name))
+    write_programs(programs)
     for name in ("launchers", "skipped", "calls"):
         (folder / name).touch()
     env = {**os.environ, **exported}
@@ -243,17 +206,12 @@ def _environment(folder: Path, exported: Mapping[str, str]) -> dict[str, str]:
             "PATH": f"{programs}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
             "__dryrun_bin": str(programs),
             "__dryrun_user_env": os.environ.get("BASH_ENV", ""),
-            "BASH_ENV": str(_SHIM / "capture.bash"),
+            "BASH_ENV": str(SHIM / "capture.bash"),
             "TMPDIR": str(folder),
             config.VARIABLE: json.dumps({"mode": "capture", "file": str(folder / "calls"), "python": sys.executable}),
         }
     )
     return env
-
-
-def _write_program(path: Path, body: str) -> None:
-    path.write_text(f"#!/bin/sh\n{body}\n")
-    path.chmod(0o755)
 
 
 def _run(command: Sequence[str], folder: Path, env: Mapping[str, str]) -> tuple[list[dict[str, Any]], int, str]:

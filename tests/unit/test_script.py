@@ -104,10 +104,43 @@ def test_other_msruns_are_never_started(home: Path) -> None:
     real.chmod(0o755)
     write(home, f'export PATH="{home}/venv/bin:$PATH"\n', "venv/bin/activate")
     for call in ("msrun", f"{home}/venv/bin/msrun", "$HOME_OF_MSRUN/msrun", "nohup ./venv/bin/msrun", "command msrun",
+                 f"PATH={home}/venv/bin:$PATH msrun", "sh -c 'exec ./venv/bin/msrun \"$@\"' x", "exec ./venv/bin/msrun",
                  "python -m mindspore.parallel.cluster.run", "env A=1 msrun"):  # fmt: skip
         text = f"source venv/bin/activate\nHOME_OF_MSRUN={home}/venv/bin\n{call} --worker_num 2 p.py --a 1\n"
         assert capture(write(home, text)).program_args == ("--a", "1"), call
     assert not (home / "REAL").exists()
+
+
+ASSIGNMENTS = {
+    "EXTRA=$(/usr/bin/python3 -c 'print(\"--seq 7\")')\nmsrun p.py $EXTRA": "--seq 7",
+    "MSRUN=/usr/local/bin/msrun\n$MSRUN p.py --m $MSRUN": "--m /usr/local/bin/msrun",
+    "PYTHON=/usr/bin/python3\n$PYTHON -m mindspore.parallel.cluster.run p.py --python $PYTHON": "--python /usr/bin/python3",
+    "LOGDIR=/var/log/cp msrun p.py --dir a/cp": "--dir a/cp",
+    "export RM=/bin/rm CP=(/bin/cp -r)\nmsrun p.py --rm $RM ${CP[*]}": "--rm /bin/rm /bin/cp -r",
+    "A=/opt/a/msrun B=/opt/b/rm\nmsrun p.py $A $B": "/opt/a/msrun /opt/b/rm",
+    "X=1 Y=/bin/rm /opt/venv/bin/msrun p.py --x": "--x",
+    "LIST+=/bin/rm; declare -a L=(/x/msrun); L[0]=/y/msrun\nmsrun p.py $LIST $L": "/bin/rm /y/msrun",
+    "run() { echo \"+ $*\"; \"$@\"; }\nrun /opt/venv/bin/msrun p.py --y": "--y",
+    "LAUNCH='nohup /opt/venv/bin/msrun'\n$LAUNCH p.py --z &\nwait": "--z",
+    "MSRUN_BIN=`which msrun`\n${MSRUN_BIN:-msrun} p.py --w": "--w",
+    "DIR='/opt/my env'\n\"$DIR/bin/msrun\" p.py --s": "--s",
+    "exec /opt/venv/bin/msrun p.py --e 1": "--e 1",
+    "command /opt/venv/bin/msrun p.py --c": "--c",
+    "/usr/bin/env A=/bin/rm /opt/venv/bin/msrun p.py --v": "--v",
+    "timeout -s KILL 100 /opt/venv/bin/msrun p.py --t": "--t",
+    "sudo -E /opt/venv/bin/msrun p.py --u": "--u",
+    "srun -N 2 --ntasks-per-node=1 bash -c 'msrun p.py --n $0' 3": "--n 3",
+    "python3 /opt/venv/bin/msrun p.py --q": "--q",
+    "sh -c '/opt/venv/bin/msrun p.py --sh'": "--sh",
+    "[[ a1 =~ ([0-9]) ]]; P=/x/rm /bin/echo hi\nmsrun p.py --match ${BASH_REMATCH[1]}": "--match 1",
+    "word=/opt/venv/bin/msrun text=no; $word p.py --shadow $text": "--shadow no",
+    "i=0; A[i++]=/bin/rm; ${B:=/opt/venv/bin/msrun} p.py --i $i --b $B": "--i 1 --b /opt/venv/bin/msrun",
+}
+
+
+@pytest.mark.parametrize("text", ASSIGNMENTS)
+def test_values_that_end_in_the_name_of_a_program_stay_values(home: Path, text: str) -> None:
+    assert " ".join(capture(write(home, text + "\n")).program_args) == ASSIGNMENTS[text]
 
 
 def test_arguments_functions_and_nested_scripts(home: Path) -> None:

@@ -1,0 +1,118 @@
+"""The programs that stand in for others while a script is captured: first on PATH, and called by path as well.
+
+A script is run to learn its launcher call. What writes, deletes, copies, stops or connects does nothing and ends well;
+what computes a value runs as it is; what starts another program starts ours where that program is one of ours.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+
+SHIM = Path(__file__).parent / "shim"
+
+_QUIET = (
+    "mkdir", "rmdir", "rm", "mv", "cp", "ln", "touch", "chmod", "chown", "install", "truncate", "dd", "tar", "unzip", "gzip",
+    "wget", "curl", "pip", "pip3", "pkill", "killall", "kill", "ssh", "scp", "rsync", "pdsh", "docker", "sleep", "ray",
+    "systemctl", "reboot",
+)  # fmt: skip
+_OTHER_LAUNCHERS = ("torchrun", "mpirun", "mpiexec", "deepspeed", "accelerate")
+_PYTHONS = ("python", "python3", *(f"python3.{minor}" for minor in range(7, 15)))
+# Programs that start another one. Those of _KEPT run for real where that other one is not ours: they change nothing but it.
+_KEPT = ("nohup", "setsid", "nice", "ionice", "stdbuf", "taskset", "chrt", "timeout", "time", "numactl")
+_DROPPED = ("sudo", "srun")
+
+# The program that would have run without us, with PATH as it is: what it starts is stood in for again.
+_REAL = """
+IFS=:
+for folder in $PATH; do
+    if [ "$folder" != "$__dryrun_bin" ] && [ -f "$folder/%s" ] && [ -x "$folder/%s" ]; then exec "$folder/%s" "$@"; fi
+done
+echo "%s: command not found" >&2
+exit 127"""
+# The first word that names a program of ours, or a shell, is what gets started; words before it are the starter's options.
+_STARTER = """
+while [ $# -gt 0 ]; do
+    case $1 in
+    -*|*=*) ;;
+    bash|sh|*/bash|*/sh|*.sh) exec "$@";;
+    *) if [ -e "$__dryrun_bin/${1##*/}" ]; then name=${1##*/}; shift; exec "$__dryrun_bin/$name" "$@"; fi;;
+    esac
+    shift
+done
+exit 0
+"""
+_KEPT_STARTER = """
+for word; do
+    case $word in
+    -*|*=*) ;;
+    *) if [ -e "$__dryrun_bin/${word##*/}" ]; then
+           while [ "$1" != "$word" ]; do shift; done
+           shift
+           exec "$__dryrun_bin/${word##*/}" "$@"
+       fi;;
+    esac
+done
+"""
+# `env A=1 B=2 /opt/venv/bin/msrun …`: the assignments are made by the real env; the program is ours.
+_ENV = """
+count=$#
+for word; do
+    case $word in
+    -*|*=*) ;;
+    */*) if [ -z "$found" ] && [ -e "$__dryrun_bin/${word##*/}" ]; then found=1; word=$__dryrun_bin/${word##*/}; fi;;
+    *) found=1;;
+    esac
+    set -- "$@" "$word"
+done
+shift $count
+"""
+# Python itself runs (`$(python -c …)` computes values), but not the script's other steps (conversion, preprocessing).
+_PYTHON = """
+for word; do
+    case $word in
+    -m) case $* in
+        *mindspore.parallel.cluster.run*) while [ "$1" != -m ]; do shift; done; shift 2; exec msrun "$@";;
+        *torch.distributed*) echo "python -m torch.distributed" >> "$__dryrun_bin/../launchers"; exit 0;;
+        *"-m pip "*) exit 0;; esac; break;;
+    -c) break;;
+    -*) ;;
+    */msrun) while [ "$1" != "$word" ]; do shift; done; shift; exec msrun "$@";;
+    *.py) printf "%s\\n" "{name} $word" >> "$__dryrun_bin/../skipped"; exit 0;;
+    *) break;;
+    esac
+done
+"""
+
+
+def write_programs(folder: Path) -> None:
+    """Makes the folder of stand-ins."""
+    folder.mkdir()
+    for name, body in _programs().items():
+        path = folder / name
+        path.write_text(f"#!/bin/sh\n{body}\n", encoding="utf-8", errors="surrogateescape")
+        path.chmod(0o755)
+
+
+def _programs() -> dict[str, str]:
+    python, msrun = shlex.quote(sys.executable), shlex.quote(str(SHIM / "msrun.py"))
+    return {
+        **dict.fromkeys(_QUIET, "exit 0"),
+        **{name: f'printf "%s\\n" {name} >> "$__dryrun_bin/../launchers"; exit 0' for name in _OTHER_LAUNCHERS},
+        **{name: _KEPT_STARTER + _real(name) for name in _KEPT},
+        **dict.fromkeys(_DROPPED, _STARTER),
+        **{name: _PYTHON.format(name=name) + _real(name) for name in _PYTHONS},
+        "env": _ENV + _real("env"),
+        "tee": "exec cat",
+        # following a log that will never come would never end
+        "tail": f"for word; do case $word in -f|-F|-[0-9]*f|--follow*) exit 0;; esac; done; {_real('tail')}",
+        "sed": f"for word; do case $word in -i*|-[nrEsz]*i*|--in-place*) exit 0;; esac; done; {_real('sed')}",
+        # dash does not read BASH_ENV, and with it what a nested script must not do
+        "sh": 'exec bash "$@"',
+        "msrun": f'exec {python} -I -S {msrun} "$@"',
+    }
+
+
+def _real(name: str) -> str:
+    return _REAL.replace("%s", name)
