@@ -3,7 +3,7 @@
 bash does the expanding: the script runs in the user's working directory with our `msrun` first on PATH. It is run to
 learn its call and not for its effects: programs that write, delete, copy, stop or connect are stood in for (`stand_ins.py`),
 redirections into files go to /dev/null (`shim/capture.bash`), and where the kernel has Landlock nothing outside a
-temporary folder can be written at all (`landlock.py`).
+temporary folder can be written at all (`rank/confinement.py`).
 
 `--set` changes a temporary copy. The copy is sourced by a bash whose `$0` is the script, so that `$0`, `$1`, `dirname "$0"` and
 the working directory are the script's own; BASH_SOURCE, which bash would set to the copy, is renamed in the copy to a
@@ -29,10 +29,10 @@ from pathlib import Path
 from typing import Any
 
 from mindspeed_dryrun.errors import UsageError
-from mindspeed_dryrun.launch.landlock import write_only_below
 from mindspeed_dryrun.launch.msrun_call import MsrunCall, read_msrun_call
 from mindspeed_dryrun.launch.stand_ins import SHIM, write_programs
 from mindspeed_dryrun.rank import activation as config
+from mindspeed_dryrun.rank.confinement import write_only_below
 
 TIME_LIMIT_S = 60.0
 _OURS = ("BASH_ENV", "__dryrun_bin", "__dryrun_user_env", config.VARIABLE, "TMPDIR", "SHLVL", "_", "OLDPWD")

@@ -14,6 +14,7 @@ from mindspeed_dryrun.engines.packages import engine_path
 from mindspeed_dryrun.errors import DryRunError
 from mindspeed_dryrun.launch.job import Job
 from mindspeed_dryrun.megatron import flags as embedded_flags
+from mindspeed_dryrun.rank.confinement import kernel_confines
 
 EMBEDDED = "mindspeed_dryrun.rank.trainer"
 CORE_MS = "MINDSPEED_CORE_MS_PATH"
@@ -21,6 +22,10 @@ CORE_MS = "MINDSPEED_CORE_MS_PATH"
 _PROJECTS = {"MindSpeed": "mindspeed/__init__.py", "Megatron-LM": "megatron/training/__init__.py"}
 _ADAPTERS = ("MSAdapter", "msadapter")
 _PACKAGES = ("transformers", "peft")
+_NOT_CONFINED = (
+    "what its Python code writes outside the record is refused, what its libraries and other programs write is not, "
+    "because this kernel has no Landlock (Linux 5.13 and later)"
+)
 
 
 @dataclass(frozen=True)
@@ -68,7 +73,8 @@ def _script_trainer(job: Job) -> Trainer:
         )
     folder = program.parent
     if not job.is_megatron or not (folder / "mindspeed_llm").is_dir():
-        return Trainer("script", str(program), (str(folder),))
+        notes = () if kernel_confines() else (f"{program.name} is not Megatron's: {_NOT_CONFINED}",)
+        return Trainer("script", str(program), (str(folder),), notes=notes)
     path, missing = [str(folder)], []
     for project, sign in _PROJECTS.items():
         found = _find_project(job, folder, project, sign)

@@ -15,6 +15,10 @@ from mindspeed_dryrun.errors import DryRunError
 from mindspeed_dryrun.rank import activation as config
 from mindspeed_dryrun.rank import callback_pause as pause
 from mindspeed_dryrun.rank import progress
+from mindspeed_dryrun.rank.confinement import confine
+
+# Where the trainer's libraries keep what they would otherwise put into the user's home and temporary folders.
+_CACHES = ("TMPDIR", "TORCH_EXTENSIONS_DIR", "HF_HOME", "MPLCONFIGDIR", "TRITON_CACHE_DIR", "ASCEND_PROCESS_LOG_PATH")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -77,16 +81,17 @@ def engine_simulates() -> bool | None:
 
 
 def prepare() -> None:
-    """Patches in force, caches of the trainer's libraries inside the rank's scratch folder."""
+    """Patches in force, and nothing written outside the rank's own folder: caches of its libraries go there as well."""
     from mindspeed_dryrun.rank import patcher as engine
 
     settings = config.current()
     sys.dont_write_bytecode = True
     scratch = settings.get("scratch")
     if scratch:
-        Path(scratch).mkdir(parents=True, exist_ok=True)
-        for variable in ("TORCH_EXTENSIONS_DIR", "HF_HOME", "MPLCONFIGDIR", "TRITON_CACHE_DIR"):
+        for variable in _CACHES:
             os.environ[variable] = os.path.join(scratch, variable.lower())
+        Path(os.environ["TMPDIR"]).mkdir(parents=True, exist_ok=True)
+        confine(os.path.dirname(scratch))
     os.environ.setdefault("MS_DRY_RUN", "1")
     pause.load()
     engine.install(patches_for(settings))
