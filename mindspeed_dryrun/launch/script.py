@@ -35,7 +35,9 @@ from mindspeed_dryrun.rank import activation as config
 from mindspeed_dryrun.rank.confinement import write_only_below
 
 TIME_LIMIT_S = 60.0
-_OURS = ("BASH_ENV", "__dryrun_bin", "__dryrun_user_env", config.VARIABLE, "TMPDIR", "SHLVL", "_", "OLDPWD")
+# What the stand-ins note: other launchers, steps left out, and what is not on this machine.
+_LISTS = ("launchers", "skipped", "absent")
+_OURS = ("BASH_ENV", "__dryrun_bin", "__dryrun_places", "__dryrun_user_env", config.VARIABLE, "TMPDIR", "SHLVL", "_", "OLDPWD")
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,8 @@ def capture(
             copy.write_text(set_variables(text, sets, script), encoding="utf-8", errors="surrogateescape")
             command = ["bash", "-c", f'__dryrun_source=("$0"); . {shlex.quote(str(copy))}', str(script), *script_args]
         calls, status, output = _run(command, folder, _environment(folder, exported))
-        launchers, skipped = _lines(folder / "launchers"), _lines(folder / "skipped")
+        launchers, skipped, absent = (_lines(folder / name) for name in _LISTS)
+        calls = [_without_places(call, str(folder / "places")) for call in calls]
     if not calls:
         raise UsageError(_why_no_call(script, status, output, launchers))
     if len(calls) > 1:
@@ -75,10 +78,12 @@ def capture(
             f"{script} calls msrun {len(calls)} times; a dry run wants one job: keep one call, or split the script."
         )
     call = read_msrun_call(calls[0]["argv"], calls[0]["cwd"], _script_environment(calls[0]["env"]))
+    notes = list(call.notes)
+    if absent:
+        notes.append(f"not on this machine, and taken to be on that of the training: {', '.join(dict.fromkeys(absent))}")
     if skipped:
-        steps = ", ".join(dict.fromkeys(skipped))
-        call = replace(call, notes=(*call.notes, f"steps of the script around msrun were left out: {steps}"))
-    return call
+        notes.append(f"steps of the script around msrun were left out: {', '.join(dict.fromkeys(skipped))}")
+    return replace(call, notes=tuple(notes))
 
 
 def set_variables(text: str, sets: Mapping[str, str], script: Path | str) -> str:
@@ -198,13 +203,14 @@ def _default_in_environment(text: str, name: str) -> bool:
 def _environment(folder: Path, exported: Mapping[str, str]) -> dict[str, str]:
     programs = folder / "bin"
     write_programs(programs)
-    for name in ("launchers", "skipped", "calls"):
+    for name in ("calls", *_LISTS):
         (folder / name).touch()
     env = {**os.environ, **exported}
     env.update(
         {
             "PATH": f"{programs}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
             "__dryrun_bin": str(programs),
+            "__dryrun_places": str(folder / "places"),
             "__dryrun_user_env": os.environ.get("BASH_ENV", ""),
             "BASH_ENV": str(SHIM / "capture.bash"),
             "TMPDIR": str(folder),
@@ -273,6 +279,19 @@ def _script_environment(env: Mapping[str, str]) -> dict[str, str]:
         if name in os.environ:
             result[name] = os.environ[name]
     return result
+
+
+def _without_places(call: dict[str, Any], places: str) -> dict[str, Any]:
+    """The call with folders that are not here under their own names (see `cd` in capture.bash)."""
+
+    def own(text: str) -> str:
+        return text.replace(places, "")
+
+    return {
+        "argv": [own(word) for word in call["argv"]],
+        "cwd": own(call["cwd"]) or "/",
+        "env": {name: value if name in _OURS else own(value) for name, value in call["env"].items()},
+    }
 
 
 def _lines(path: Path) -> list[str]:

@@ -29,6 +29,8 @@ IFS=:
 for folder in $PATH; do
     if [ "$folder" != "$__dryrun_bin" ] && [ -f "$folder/%s" ] && [ -x "$folder/%s" ]; then exec "$folder/%s" "$@"; fi
 done
+"""
+_NOT_FOUND = """
 echo "%s: command not found" >&2
 exit 127"""
 # The first word that names a program of ours, or a shell, is what gets started; words before it are the starter's options.
@@ -68,6 +70,18 @@ for word; do
 done
 shift $count
 """
+# The cards of the machine that the script is for: a node of eight, unless there are real ones here. It is said.
+_NPU_SMI = """
+case "$*" in info*) ;; *) exit 0;; esac
+printf "%s\\n" "npu-smi (8 cards are assumed)" >> "$__dryrun_bin/../absent"
+case "$*" in
+*-l*) printf "\\tTotal Count                    : 8\\n"
+      printf "\\tNPU ID                         : %s\\n" 0 1 2 3 4 5 6 7;;
+*-m*) printf "\\t%s       0       %s       Ascend 910B3\\n" 0 0 1 1 2 2 3 3 4 4 5 5 6 6 7 7;;
+*) printf "| %s     910B3               | OK            | 90.0        40     0 / 0       |\\n" 0 1 2 3 4 5 6 7;;
+esac
+exit 0
+"""
 # Python itself runs (`$(python -c …)` computes values), but not the script's other steps (conversion, preprocessing).
 _PYTHON = """
 for word; do
@@ -104,6 +118,7 @@ def _programs() -> dict[str, str]:
         **dict.fromkeys(_DROPPED, _STARTER),
         **{name: _PYTHON.format(name=name) + _real(name) for name in _PYTHONS},
         "env": _ENV + _real("env"),
+        "npu-smi": _real("npu-smi", _NPU_SMI),
         "tee": "exec cat",
         # following a log that will never come would never end
         "tail": f"for word; do case $word in -f|-F|-[0-9]*f|--follow*) exit 0;; esac; done; {_real('tail')}",
@@ -114,5 +129,6 @@ def _programs() -> dict[str, str]:
     }
 
 
-def _real(name: str) -> str:
-    return _REAL.replace("%s", name)
+def _real(name: str, otherwise: str = _NOT_FOUND) -> str:
+    """The end of a stand-in: the real program with the same arguments, or `otherwise` where there is none."""
+    return (_REAL + otherwise).replace("%s", name) if otherwise is _NOT_FOUND else _REAL.replace("%s", name) + otherwise

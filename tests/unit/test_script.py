@@ -143,6 +143,41 @@ def test_values_that_end_in_the_name_of_a_program_stay_values(home: Path, text: 
     assert " ".join(capture(write(home, text + "\n")).program_args) == ASSIGNMENTS[text]
 
 
+ABSENT = {
+    "source /usr/local/Ascend/ascend-toolkit/set_env.sh\nmsrun p.py --a": "--a",
+    "source /usr/local/Ascend/ascend-toolkit/set_env.sh && msrun p.py --and": "--and",
+    "set -u\n. /usr/local/Ascend/nnal/atb/set_env.sh\nunset LD_LIBRARY_PATH; source $HOME/Ascend/x/set_env.sh\n"
+    "export LD_LIBRARY_PATH=$ASCEND_TOOLKIT_HOME/lib64:$LD_LIBRARY_PATH\nmsrun p.py ${LD_LIBRARY_PATH%%:*}":
+        "/usr/local/Ascend/ascend-toolkit/latest/lib64",
+    "source ~/no-such-home/miniconda3/bin/activate env\nconda activate env\nmodule load cann\nmsrun p.py --conda": "--conda",
+    "cd /data/no/such || exit 1\nmsrun p.py --cwd $PWD --pwd $(pwd) --up $(cd ..; pwd)": "--cwd /data/no/such --pwd /data/no/such --up /data/no",
+    "DATA=/data/none\npushd $DATA; popd\ncd $DATA; cd sub; msrun p.py --sub `pwd`": "--sub /data/none/sub",
+    "npu-smi info > /dev/null\nN=$(npu-smi info -l | grep 'Total Count' | awk '{print $NF}')\nmsrun p.py --n $N": "--n 8",
+    "N=$(npu-smi info | grep 910B | wc -l)\nmsrun p.py --n $N": "--n 8",
+    "IP=$(no-such-tool --ip)\nulimit -n 99999999\nhccn_tool -i 0\nmsrun p.py --ip ${IP:-none}": "--ip none",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", ABSENT)
+def test_what_only_the_machine_of_the_training_has_is_stood_in_for(home: Path, text: str) -> None:
+    call = capture(write(home, f"set -e\n{text}\n"))
+    assert " ".join(call.program_args) == ABSENT[text]
+    assert call.notes[-1].startswith("not on this machine, and taken to be on that of the training: ")
+    assert not any("dryrun" in value.lower() for value in call.env.values())
+
+
+def test_the_working_directory_may_be_elsewhere(home: Path) -> None:
+    call = capture(write(home, "cd /data/no/such/MindSpeed-LLM\nexport ROOT=$PWD\nmsrun p.py\n"))
+    assert call.cwd == call.env["ROOT"] == "/data/no/such/MindSpeed-LLM"
+
+
+def test_a_file_of_the_users_own_that_is_missing_stays_an_error(home: Path) -> None:
+    with pytest.raises(UsageError, match=r"config\.sh: No such file"):
+        capture(write(home, "set -e\nsource ./config.sh\nmsrun p.py\n"))
+    with pytest.raises(UsageError, match="exit status 3"):
+        capture(write(home, "no-such-tool || exit 3\nmsrun p.py\n"))
+
+
 def test_arguments_functions_and_nested_scripts(home: Path) -> None:
     write(home, 'launch() { msrun --worker_num 4 p.py --node ${1:-none} --of ${2:-none}; }\n', "lib/launch.sh")
     path = write(home, 'source "$(dirname "$0")/../lib/launch.sh"\nlaunch "$1" "$2"\n', "jobs/train.sh")

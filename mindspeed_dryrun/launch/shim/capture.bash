@@ -2,7 +2,8 @@
 # before each command this
 #   - puts our programs first on PATH again (`source venv/bin/activate` puts others there);
 #   - calls one of ours where a path names it (`/opt/venv/bin/msrun`);
-#   - points redirections that would create or truncate a file at /dev/null.
+#   - points redirections that would create or truncate a file at /dev/null;
+#   - leaves out `source` of files that set up another machine and are not on this one.
 # bash's own DEBUG trap sees each simple command before its redirections are made; with extdebug it can skip it.
 # Redirections of whole blocks ({ …; } > file) come before any trap: noclobber at least keeps a file that is there.
 # Every name of ours starts with __dryrun: words of the script are expanded below, and must see the script's variables.
@@ -13,6 +14,8 @@ set -T -C
 __dryrun_look() {
     shopt -s extdebug   # not at start: bash would look for its debugger
     [[ $PATH == "$__dryrun_bin":* ]] || PATH=$__dryrun_bin:$PATH
+    case ${FUNCNAME[1]:-} in __dryrun_* | cd | pushd | kill | ulimit | msrun | command_not_found_handle) return 0 ;; esac
+    ((BASH_SUBSHELL)) || __dryrun_options=$-
     __dryrun_command=$BASH_COMMAND
     case $__dryrun_command in "(("* | "[["* | "for "* | "select "* | "case "*) return 0 ;; esac
     local __dryrun_before='' __dryrun_raw='' __dryrun_after='' __dryrun_changed='' REPLY=''
@@ -22,7 +25,11 @@ __dryrun_look() {
         __dryrun_split "${__dryrun_after# }"
         __dryrun_before=$__dryrun_prefix$__dryrun_before
     done
-    [[ -n $__dryrun_raw ]] && __dryrun_stand_in "$@"
+    case $__dryrun_raw in
+    '' ) ;;
+    source | .) __dryrun_source "$@" ;;
+    *) __dryrun_stand_in "$@" ;;
+    esac
     if [[ $__dryrun_command == *">"* ]]; then
         __dryrun_quiet "$__dryrun_command"
         if [[ $REPLY != "$__dryrun_command" ]]; then
@@ -66,6 +73,28 @@ __dryrun_stand_in() {
         __dryrun_changed=1
     fi
 }
+
+# `source FILE` where FILE sets up CANN, an environment or a login shell, and is not here: the machine of the training has it.
+# Scripts under `set -u` go on to use what it defines; unexported, so that no rank takes it for an installed CANN.
+__dryrun_source() {
+    __dryrun_word "${__dryrun_after# }"
+    __dryrun_expand "$REPLY" "$@"
+    [[ $REPLY == */* && ! -e $REPLY ]] || return 0
+    case $REPLY in
+    */[Aa]scend*/* | */CANN/* | */cann/* | */nnal/* | */set_env.sh | */setenv.bash | */setenv.sh | */set_env.bash) ;;
+    */bin/activate | */conda.sh | */.bashrc | */.bash_profile | */.profile | /etc/profile* | /etc/bashrc | */modules/init/*) ;;
+    *) return 0 ;;
+    esac
+    __dryrun_absent "source $REPLY"
+    local __dryrun_cann=/usr/local/Ascend/ascend-toolkit/latest
+    __dryrun_command=": \"\${ASCEND_TOOLKIT_HOME=$__dryrun_cann}\" \"\${ASCEND_HOME_PATH=$__dryrun_cann}\" \
+        \"\${ASCEND_OPP_PATH=$__dryrun_cann/opp}\" \"\${ASCEND_AICPU_PATH=$__dryrun_cann}\" \
+        \"\${LD_LIBRARY_PATH=}\" \"\${PYTHONPATH=}\""
+    __dryrun_changed=1
+}
+
+# Notes what is not on this machine and was taken to be on that of the training.
+__dryrun_absent() { printf '%s\n' "$1" >> "$__dryrun_bin/../absent"; }
 
 # What the first word of $1 becomes, with the rest of our arguments as positional parameters → REPLY. In a subshell:
 # `${X:=1}` must not be assigned twice.
@@ -145,6 +174,31 @@ __dryrun_word() {
     REPLY=${text:0:i}
 }
 
+# A folder that is not here (a data set's, upstream's) is taken to be there: an empty one below $__dryrun_places, which is cut
+# from every path of the launcher call afterwards.
+cd() {
+    builtin cd "$@" 2>/dev/null && return
+    local __dryrun_folder="${!#}"
+    if (($# == 0)) || [[ -z $__dryrun_folder || $__dryrun_folder == -* || -e $__dryrun_folder ]]; then
+        builtin cd "$@"
+        return
+    fi
+    __dryrun_absent "cd $__dryrun_folder"
+    [[ $__dryrun_folder == /* ]] || __dryrun_folder=$PWD/$__dryrun_folder
+    __dryrun_folder=$__dryrun_places${__dryrun_folder#"$__dryrun_places"}
+    command -p mkdir -p "$__dryrun_folder" && builtin cd "$__dryrun_folder"
+}
+pushd() { builtin pushd . && cd "$@"; }
+
+# Under `set -e` a program that is not here would end the script.
+command_not_found_handle() {
+    __dryrun_absent "$1"
+    [[ ${__dryrun_options:-} == *e* && $1 != *-smi ]] && return 0
+    echo "$1: command not found" >&2
+    return 127
+}
+
+ulimit() { builtin ulimit "$@" 2>/dev/null || :; }   # this machine may allow less
 kill() { :; }   # a builtin, so PATH cannot stand in for it
 msrun() { "$__dryrun_bin/msrun" "$@"; }   # `PATH=/opt/venv/bin:$PATH msrun …` would find another one
 
