@@ -10,7 +10,9 @@ import shlex
 import sys
 from pathlib import Path
 
-SHIM = Path(__file__).parent / "shim"
+from mindspeed_dryrun.rank import activation
+
+SHIM = Path(activation.SHIM)
 
 _QUIET = (
     "mkdir", "rmdir", "rm", "mv", "cp", "ln", "touch", "chmod", "chown", "install", "truncate", "dd", "tar", "unzip", "gzip",

@@ -10,6 +10,9 @@ VARIABLE = "MINDSPEED_DRYRUN"
 # In `lib64` of the stand-in, and of no real CANN.
 STAND_IN_LIBRARY = "libstandin.so"
 
+# First on the PATH of an activated shell: the folder of our msrun.
+SHIM = os.path.join(os.path.dirname(os.path.dirname(os.path.realpath(__file__))), "launch", "shim")
+
 
 def current() -> dict[str, Any]:
     """The activation of this process; empty where there is none or it cannot be read."""

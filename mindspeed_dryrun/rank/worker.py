@@ -54,6 +54,15 @@ def check_simulation() -> None:
             )
 
 
+def check_shell() -> None:
+    """An activated shell that was left by a virtual environment's `deactivate` looks like any other: nothing starts in it."""
+    if config.SHIM not in os.environ.get("PATH", "").split(os.pathsep):
+        raise DryRunError(
+            "This shell is activated for dry runs, but its PATH has lost their msrun (a virtual environment's deactivate does "
+            "that): neither a dry run nor a training was started. Run dryrun_off, or open a new shell."
+        )
+
+
 def check_engine() -> None:
     """As soon as it is imported: at levels 0 and 1 MindSpore itself must say that no call of it goes to a device."""
     if os.environ["MS_SIMULATION_LEVEL"] in ("0", "1") and engine_simulates() is False:
@@ -101,6 +110,7 @@ def prepare() -> None:
 def prepare_activated() -> None:
     """A Python process of an activated shell imports MindSpore: from here on it is a dry run, or it stops."""
     try:
+        check_shell()
         check_simulation()
         prepare()
     except DryRunError as error:
