@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 from mindspeed_dryrun import __version__
 from mindspeed_dryrun.errors import DryRunError
+from mindspeed_dryrun.terminal import plain, protect_streams
 
 # verb → one line of help. Each module has `add_arguments(parser)` and `run(args) -> exit status`, and its docstring
 # is the verb's long help. Modules are imported only when their verb is used: `--version` must not load rich or yaml.
@@ -56,18 +57,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         else:
             verbs.add_parser(verb, help=summary, add_help=False)
     args = parser.parse_args(words, argparse.Namespace(after_dashes=after_dashes))
-    try:
-        return status_of(lambda: int(args.run(args)))
-    except BrokenPipeError:
-        return 0
+    return status_of(lambda: int(args.run(args)))
 
 
 def status_of(run: Callable[[], int]) -> int:
     """What a person can cause or ask for ends in a sentence and an exit status, not in a traceback."""
+    protect_streams()
     try:
-        return run()
+        status = run()
+        sys.stdout.flush()  # here, where a full disk is still a sentence
+        return status
     except DryRunError as error:
-        print(f"mindspeed-dryrun: {error}", file=sys.stderr)
+        print(f"mindspeed-dryrun: {plain(str(error))}", file=sys.stderr)
         return error.exit_status
     except KeyboardInterrupt as stop:
         print(f"mindspeed-dryrun: {stop if str(stop) else 'interrupted'}", file=sys.stderr)
