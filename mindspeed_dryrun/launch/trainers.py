@@ -13,7 +13,9 @@ from pathlib import Path
 from mindspeed_dryrun.engines.packages import engine_path
 from mindspeed_dryrun.errors import DryRunError
 from mindspeed_dryrun.launch.job import Job
+from mindspeed_dryrun.launch.mock_inputs import dry_args
 from mindspeed_dryrun.megatron import flags as embedded_flags
+from mindspeed_dryrun.megatron import settings
 from mindspeed_dryrun.rank.confinement import kernel_confines
 
 EMBEDDED = "mindspeed_dryrun.rank.trainer"
@@ -107,10 +109,19 @@ def _embedded(job: Job) -> Trainer:
     except DryRunError as error:
         path, problem = (), str(error)
     if job.is_megatron:
-        problem = embedded_flags.check(job.args).problem() or problem
+        problem = embedded_flags.check(job.args).problem() or _refused(job) or problem
     else:
         problem = f"the embedded trainer takes Megatron's arguments, and {job.program} has others"
     return Trainer("embedded", EMBEDDED, path, problem)
+
+
+def _refused(job: Job) -> str | None:
+    """What the embedded trainer would say to these arguments when a rank starts: better said before."""
+    try:
+        settings.read(dry_args(job, job.args)[0], 0, job.world_size)
+    except UsageError as error:
+        return str(error)
+    return None
 
 
 def _find_program(job: Job) -> Path | None:

@@ -10,6 +10,8 @@ VARIABLE = "MINDSPEED_DRYRUN"
 # In `lib64` of the stand-in, and of no real CANN.
 STAND_IN_LIBRARY = "libstandin.so"
 
+# How a sentence of ours begins in a worker's log.
+ERROR_MARK = "mindspeed-dryrun: error: "
 # First on the PATH of an activated shell: the folder of our msrun.
 SHIM = os.path.join(os.path.dirname(os.path.dirname(os.path.realpath(__file__))), "launch", "shim")
 

@@ -14,7 +14,7 @@ from typing import Any
 from mindspeed_dryrun.errors import DryRunError
 from mindspeed_dryrun.rank import activation as config
 from mindspeed_dryrun.rank import callback_pause as pause
-from mindspeed_dryrun.rank import progress
+from mindspeed_dryrun.rank import patcher, progress
 from mindspeed_dryrun.rank.confinement import confine
 
 # Where the trainer's libraries keep what they would otherwise put into the user's home and temporary folders.
@@ -33,9 +33,19 @@ def main(argv: Sequence[str]) -> int:
         run_program(argv[0], argv[1:])
         finish()
     except DryRunError as error:
-        print(f"mindspeed-dryrun: {error}", file=sys.stderr, flush=True)
+        say(error)
         return error.exit_status
+    except BaseException:
+        # What upstream made of an exception of ours hides it; the cause is the sentence.
+        for failure in patcher.failures()[:1]:
+            say(failure)
+        raise
     return 0
+
+
+def say(error: DryRunError) -> None:
+    """The sentence that becomes the rank's error: the log's reader knows it by its beginning."""
+    print(f"{config.ERROR_MARK}{error}", file=sys.stderr, flush=True)
 
 
 def check_simulation() -> None:
@@ -74,7 +84,7 @@ def _stop_unless_simulated() -> None:
         check_engine()
     except DryRunError as error:
         # At once: MindSpore does not survive an import that ends half way, and nothing has been done yet.
-        print(f"mindspeed-dryrun: {error}", file=sys.stderr, flush=True)
+        say(error)
         os._exit(error.exit_status)
 
 
@@ -91,8 +101,6 @@ def engine_simulates() -> bool | None:
 
 def prepare() -> None:
     """Patches in force, and nothing written outside the rank's own folder: caches of its libraries go there as well."""
-    from mindspeed_dryrun.rank import patcher as engine
-
     settings = config.current()
     sys.dont_write_bytecode = True
     scratch = settings.get("scratch")
@@ -103,8 +111,8 @@ def prepare() -> None:
         confine(os.path.dirname(scratch))
     os.environ.setdefault("MS_DRY_RUN", "1")
     pause.load()
-    engine.install(patches_for(settings))
-    engine.when_imported("mindspore", _stop_unless_simulated)
+    patcher.install(patches_for(settings))
+    patcher.when_imported("mindspore", _stop_unless_simulated)
 
 
 def prepare_activated() -> None:
@@ -114,7 +122,7 @@ def prepare_activated() -> None:
         check_simulation()
         prepare()
     except DryRunError as error:
-        raise SystemExit(f"mindspeed-dryrun: {error}") from None
+        raise SystemExit(f"{config.ERROR_MARK}{error}") from None
 
 
 def patches_for(settings: dict[str, Any]) -> list[dict[str, Any]]:
@@ -144,9 +152,7 @@ def run_program(program: str, arguments: Sequence[str]) -> None:
 
 def finish() -> None:
     """Says that the trainer came to its end; drift that upstream code swallowed on the way still fails the rank."""
-    from mindspeed_dryrun.rank import patcher as engine
-
-    for failure in engine.failures():
+    for failure in patcher.failures():
         raise failure
-    engine.check_calls(sys.argv[1:])
-    progress.phase("finished", patches=engine.applied_names(), calls=engine.calls())
+    patcher.check_calls(sys.argv[1:])
+    progress.phase("finished", patches=patcher.applied_names(), calls=patcher.calls())

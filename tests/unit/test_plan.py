@@ -185,3 +185,24 @@ def test_small_things() -> None:
     assert parse_sets(["A=1", "B=x=y", "C="]) == {"A": "1", "B": "x=y", "C": ""}
     with pytest.raises(UsageError, match="NAME=VALUE"):
         parse_sets(["A"])
+
+
+def test_what_the_embedded_trainer_would_refuse_is_refused_before_a_rank_starts() -> None:
+    extra = "--use-flash-attn --context-parallel-size 2 --context-parallel-algo ulysses_cp_algo --reset-position-ids"
+    problem = make_plan(job(extra=extra), None, trainer="embedded").problem
+    assert problem and "--reset-position-ids with context parallelism is not modelled" in problem
+
+
+def test_a_patch_without_its_target_is_refused_before_a_rank_starts(tmp_path: Path) -> None:
+    (tmp_path / "upstream_project").mkdir()
+    (tmp_path / "upstream_project" / "__init__.py").write_text("def kept(): ...\n")
+    (tmp_path / "train.py").touch()
+    call = read_msrun_call(["--worker_num", "2", "train.py"], str(tmp_path), {"PYTHONPATH": str(tmp_path)})
+    patches = tmp_path / "patches.yaml"
+    for name, found in (("kept", True), ("moved", False)):
+        patches.write_text(
+            "project: U\npackage: upstream_project\nversions: ['1']\npatches:\n"
+            f"  - {{name: u, target: 'upstream_project:{name}', skip: true, why: w, without: x}}\n"
+        )
+        problem = make_plan(understand(call, "train.sh"), None, patch_files=[patches]).problem or ""
+        assert ("upstream_project has no moved" in problem) is not found, problem

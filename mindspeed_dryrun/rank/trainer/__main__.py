@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 
-from mindspeed_dryrun.errors import DryRunError
 from mindspeed_dryrun.megatron import settings as settings_module
 from mindspeed_dryrun.rank import progress
 from mindspeed_dryrun.rank.trainer import compatibility as adapt
@@ -32,7 +31,4 @@ def main(args: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main(sys.argv[1:])
-    except DryRunError as error:
-        sys.exit(f"mindspeed-dryrun: {error}")
+    main(sys.argv[1:])
