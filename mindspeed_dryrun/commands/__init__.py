@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
+import signal
 import sys
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 
 from mindspeed_dryrun import __version__
-from mindspeed_dryrun.errors import DryRunError
+from mindspeed_dryrun.errors import DryRunError, Interrupted, received
 from mindspeed_dryrun.terminal import plain, protect_streams
 
 # verb → one line of help. Each module has `add_arguments(parser)` and `run(args) -> exit status`, and its docstring
@@ -34,6 +37,10 @@ VERBS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one verb. 0 all fits · 3 something does not fit · 1 a rank failed · 2 wrong use."""
     words = list(sys.argv[1:] if argv is None else argv)
+    return status_of(lambda: _run_verb(words))
+
+
+def _run_verb(words: list[str]) -> int:
     # argparse cannot hold apart what a script gets and what its trainer gets: `launch SCRIPT [ARG…] [-- TRAINER ARGS…]`
     dashes = words.index("--") if "--" in words else len(words)
     words, after_dashes = words[:dashes], words[dashes + 1 :]
@@ -57,19 +64,45 @@ def main(argv: Sequence[str] | None = None) -> int:
         else:
             verbs.add_parser(verb, help=summary, add_help=False)
     args = parser.parse_args(words, argparse.Namespace(after_dashes=after_dashes))
-    return status_of(lambda: int(args.run(args)))
+    return int(args.run(args))
 
 
 def status_of(run: Callable[[], int]) -> int:
     """What a person can cause or ask for ends in a sentence and an exit status, not in a traceback."""
     protect_streams()
     try:
-        status = run()
-        sys.stdout.flush()  # here, where a full disk is still a sentence
+        with _ending_on_signals():
+            status = run()
+            sys.stdout.flush()  # here, where a full disk is still a sentence
         return status
     except DryRunError as error:
         print(f"mindspeed-dryrun: {plain(str(error))}", file=sys.stderr)
         return error.exit_status
     except KeyboardInterrupt as stop:
-        print(f"mindspeed-dryrun: {stop if str(stop) else 'interrupted'}", file=sys.stderr)
+        print(f"mindspeed-dryrun: {stop if str(stop) else 'Interrupted.'}", file=sys.stderr)
         return int(getattr(stop, "exit_status", 130))
+
+
+@contextlib.contextmanager
+def _ending_on_signals() -> Iterator[None]:
+    """SIGTERM and SIGHUP unwind as Ctrl-C does: temporary folders go, processes end. What is ignored (nohup) stays so."""
+
+    def unwind(number: int, frame: object) -> None:
+        for again in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(again, signal.SIG_IGN)  # the tidying up is not interrupted
+        received.append(number)
+        raise Interrupted(number)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    for number, handler in before.items():
+        if handler is signal.SIG_DFL:
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else unwind)
+    try:
+        yield
+    finally:
+        received.clear()
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -22,19 +22,22 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mindspeed_dryrun.errors import UsageError
+from mindspeed_dryrun.errors import UsageError, check_interrupted
+from mindspeed_dryrun.launch.executors import guard
 from mindspeed_dryrun.launch.msrun_call import MsrunCall, read_msrun_call
 from mindspeed_dryrun.launch.stand_ins import SHIM, write_programs
 from mindspeed_dryrun.rank import activation as config
-from mindspeed_dryrun.rank.confinement import write_only_below
+from mindspeed_dryrun.rank import confinement
+from mindspeed_dryrun.rank.confinement import kernel_confines
 
 TIME_LIMIT_S = 60.0
+_TICK_S = 0.2
+_LINGER_S = 5.0  # for what the script left running: `msrun … &`, and no wait
 # What the stand-ins note: other launchers, steps left out, and what is not on this machine.
 _LISTS = ("launchers", "skipped", "absent")
 _OURS = ("BASH_ENV", "__dryrun_bin", "__dryrun_places", "__dryrun_user_env", config.VARIABLE, "TMPDIR", "SHLVL", "_", "OLDPWD")
@@ -58,8 +61,7 @@ def capture(
     """The one msrun call of a script, run with `env` exported. `UsageError` if it makes none, two, or fails before."""
     if not script.is_file():
         raise UsageError(f"there is no script {script}.")
-    with tempfile.TemporaryDirectory(prefix="mindspeed-dryrun-") as name:
-        folder = Path(name)
+    with _temporary_folder() as folder:
         command = ["bash", str(script), *script_args]
         exported: dict[str, str] = dict(env or {})
         if sets:
@@ -200,6 +202,18 @@ def _default_in_environment(text: str, name: str) -> bool:
     return re.search(r"\$\{" + re.escape(name) + r":?=", text) is not None
 
 
+@contextlib.contextmanager
+def _temporary_folder() -> Iterator[Path]:
+    """A folder that goes with the `with`; a signal cannot come between its making and the promise to remove it."""
+    held = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
+    try:
+        folder = tempfile.TemporaryDirectory(prefix="mindspeed-dryrun-", ignore_cleanup_errors=True)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, held)
+    with folder as name:
+        yield Path(name)
+
+
 def _environment(folder: Path, exported: Mapping[str, str]) -> dict[str, str]:
     programs = folder / "bin"
     write_programs(programs)
@@ -220,49 +234,48 @@ def _environment(folder: Path, exported: Mapping[str, str]) -> dict[str, str]:
     return env
 
 
-def _run(command: Sequence[str], folder: Path, env: Mapping[str, str]) -> tuple[list[dict[str, Any]], int, str]:
-    """Runs bash and all that it starts to the end, or to the time limit; (calls, exit status, output)."""
-    lock = write_only_below(folder)
-    reader, writer = os.pipe()  # every process below holds the writing end: its closing says that all are gone
+def _run(command: Sequence[str], folder: Path, env: Mapping[str, str]) -> tuple[list[dict[str, Any]], int | None, str]:
+    """Runs bash and all that it starts to the end, or to the time limit; (calls, exit status, output).
+
+    The guard ends the whole tree, and removes the folder, however this process ends.
+    """
+    if kernel_confines():
+        command = [sys.executable, "-I", "-S", confinement.__file__, str(folder), *command]
+    limits = f"{TIME_LIMIT_S}+{_LINGER_S}"
     log = folder / "output"
-    limit = time.monotonic() + TIME_LIMIT_S
-    status = -1
     with log.open("wb") as output:
         process = subprocess.Popen(
-            command,
+            [sys.executable, "-I", "-S", guard.__file__, limits, str(os.getpid()), str(folder), *command],
             env=dict(env),
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=output,
             start_new_session=True,
-            pass_fds=(writer,),
-            preexec_fn=lock,  # a few system calls, prepared before the fork
         )
-    os.close(writer)
-    try:
-        status = process.wait(TIME_LIMIT_S)
-        select.select([reader], [], [], max(0.0, min(5.0, limit - time.monotonic())))
-    except subprocess.TimeoutExpired:
-        pass
-    finally:
-        os.close(reader)
-        _end_group(process)
+    assert process.stdin and process.stdout
+    said, more = b"", b"..."
+    with process:
+        try:
+            while more:
+                check_interrupted()
+                if select.select([process.stdout], [], [], _TICK_S)[0]:
+                    more = os.read(process.stdout.fileno(), 1 << 16)
+                    said += more
+        finally:
+            process.stdin.close()  # the guard ends the tree
+            process.stdout.read()  # until it has
+    outcome = json.loads(said.splitlines()[-1]) if said else {}
     calls = [json.loads(line) for line in _lines(folder / "calls")]
+    status = outcome.get("exit_status") if outcome.get("ended") == "exit" else None
     return calls, status, log.read_text(encoding="utf-8", errors="replace")
 
 
-def _end_group(process: subprocess.Popen[bytes]) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-
-
-def _why_no_call(script: Path, status: int, output: str, launchers: Sequence[str]) -> str:
+def _why_no_call(script: Path, status: int | None, output: str, launchers: Sequence[str]) -> str:
     said = [line.strip() for line in output.splitlines() if line.strip()]
     last = f" Its last words: {said[-1]}" if said else ""
     if launchers:
         return f"{script} starts its workers with {launchers[0]}, not with msrun: it is not a MindSpore script."
-    if status == -1:
+    if status is None:
         return f"{script} did not reach msrun within {TIME_LIMIT_S:.0f} s.{last}"
     if status != 0:
         return f"{script} failed before it called msrun (exit status {status}).{last}"

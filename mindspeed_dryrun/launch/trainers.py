@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mindspeed_dryrun.engines.packages import engine_path
-from mindspeed_dryrun.errors import DryRunError
+from mindspeed_dryrun.errors import DryRunError, UsageError
 from mindspeed_dryrun.launch.job import Job
 from mindspeed_dryrun.launch.mock_inputs import dry_args
 from mindspeed_dryrun.megatron import flags as embedded_flags

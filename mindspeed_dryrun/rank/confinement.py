@@ -3,6 +3,8 @@
 Linux's Landlock (5.13 and later, no privileges needed) does it for the whole process and all that it starts. An audit hook
 refuses the same from Python's side on any kernel: there it is what stands between a rank and the user's files, and with
 Landlock it is what says in a sentence what the kernel would refuse with an error number.
+
+`python -I -S confinement.py FOLDER COMMAND…` becomes a command that is confined by the kernel.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ def confine(folder: str) -> None:
 
 
 def write_only_below(folder: str | os.PathLike[str]) -> Callable[[], None] | None:
-    """For `preexec_fn`: from then on files outside `folder` stay as they are. None where the kernel cannot do it."""
+    """A function after which files outside `folder` stay as they are. None where the kernel cannot do it."""
     version = _version()
     if version < 1:
         return None
@@ -115,3 +117,8 @@ def _entry(path: str) -> str:
     """The folder that holds an entry decides: a link itself may be removed, whatever it points at."""
     path = os.path.join(os.getcwd(), path)  # noqa: PTH109 (pathlib resolves links)
     return os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
+
+
+if __name__ == "__main__":
+    confine(sys.argv[1])
+    os.execvp(sys.argv[2], sys.argv[2:])

@@ -189,7 +189,7 @@ def test_small_things() -> None:
 
 def test_what_the_embedded_trainer_would_refuse_is_refused_before_a_rank_starts() -> None:
     extra = "--use-flash-attn --context-parallel-size 2 --context-parallel-algo ulysses_cp_algo --reset-position-ids"
-    problem = make_plan(job(extra=extra), None, trainer="embedded").problem
+    problem = make_plan(job(extra=extra), RunSpec(trainer="embedded"), None).problem
     assert problem and "--reset-position-ids with context parallelism is not modelled" in problem
 
 
@@ -204,5 +204,5 @@ def test_a_patch_without_its_target_is_refused_before_a_rank_starts(tmp_path: Pa
             "project: U\npackage: upstream_project\nversions: ['1']\npatches:\n"
             f"  - {{name: u, target: 'upstream_project:{name}', skip: true, why: w, without: x}}\n"
         )
-        problem = make_plan(understand(call, "train.sh"), None, patch_files=[patches]).problem or ""
+        problem = make_plan(understand(call, "train.sh"), RunSpec(patch_files=(str(patches),)), None).problem or ""
         assert ("upstream_project has no moved" in problem) is not found, problem

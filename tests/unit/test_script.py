@@ -17,7 +17,7 @@ from mindspeed_dryrun.launch.script import assignments, capture, set_variables
 def home(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The user's working directory; every test holds with and without the kernel's help."""
     if request.param == "without Landlock":
-        monkeypatch.setattr(script_module, "write_only_below", lambda folder: None)
+        monkeypatch.setattr(script_module, "kernel_confines", lambda: False)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

@@ -1,9 +1,12 @@
-"""The process that holds one rank's tree together. Run as `python -I -S guard.py TIMEOUT LAUNCHER FOLDER COMMAND…`
+"""The process that holds one tree of processes together: a rank's, a captured script's.
+
+Run as `python -I -S guard.py TIMEOUT[+LINGER] LAUNCHER FOLDER COMMAND…`
 
 Standard library only. It starts the command in a session of its own, with its own stderr as the command's stdout and
 stderr, and is the reaper of whatever the command leaves behind: a process that forks twice or changes its session is
 still a descendant of this one. It ends the whole tree when the command ends, when the time is up, on SIGTERM, SIGINT
-or SIGHUP, and when its stdin closes, which the kernel does for a launcher that dies, however it dies.
+or SIGHUP, and when its stdin closes, which the kernel does for a launcher that dies, however it dies. LINGER is how many
+seconds the rest of the tree gets to end by itself after the command; none by default.
 
 FOLDER is empty, or a temporary folder of the process LAUNCHER: it is removed when that process ends without having done
 so. This one then leaves its launcher's side, because a Ray worker kills its children when it is killed itself.
@@ -29,11 +32,13 @@ _PR_SET_CHILD_SUBREAPER = 36
 _TICK_S = 0.05
 _SAMPLE_S = 1.0
 _KILL_S = 10.0  # a process in uninterruptible sleep cannot be waited for any longer
+_STOPS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 def main() -> None:
-    timeout_s, launcher, folder, command = float(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4:]
+    timeout_s, linger_s = (float(part or 0) for part in sys.argv[1].partition("+")[::2])
+    launcher, folder, command = int(sys.argv[2]), sys.argv[3], sys.argv[4:]
     if folder and os.fork():
         os._exit(0)
     prctl = ctypes.CDLL(None).prctl
@@ -41,21 +46,24 @@ def main() -> None:
     wake_read, wake_write = os.pipe()
     os.set_blocking(wake_write, False)
     signal.set_wakeup_fd(wake_write)
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    for number in (*_STOPS, signal.SIGCHLD):
         signal.signal(number, lambda *_: None)
     begun = time.monotonic()
     child = _start(command, prctl)
-    ended, status, peak_mb, sampled = "exit", None, 0, 0.0
+    ended, status, peak_mb, sampled, linger_until = "exit", None, 0, 0.0, 0.0
     while True:
         readable, _, _ = select.select([0, wake_read], [], [], _TICK_S)
+        stopped = 0 in readable or (wake_read in readable and not _STOPS.isdisjoint(os.read(wake_read, 512)))
         status = _reap(child) if status is None else status
         now = time.monotonic()
         if status is not None:
-            break
-        if readable:
+            linger_until = linger_until or now + linger_s
+            if now >= linger_until or not descendants():
+                break
+        if stopped:
             ended = "stopped"
             break
-        if now - begun > timeout_s:
+        if status is None and now - begun > timeout_s:
             ended = "timeout"
             break
         if now - sampled > _SAMPLE_S:
@@ -91,7 +99,7 @@ def _start(command: list[str], prctl: ctypes._NamedFuncPointer) -> int:
             os._exit(1)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.dup2(2, 1)
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGPIPE, signal.SIGXFSZ):
+        for number in (*_STOPS, signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ):
             signal.signal(number, signal.SIG_DFL)
         os.closerange(3, 256)
         os.execvp(command[0], command)
