@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import signal
+from collections.abc import Iterable
 
 
 class DryRunError(Exception):
@@ -15,6 +17,12 @@ class UsageError(DryRunError):
     """Wrong use: a script, flag, file or value that cannot be what was meant."""
 
     exit_status = 2
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """` (did you mean X?)` where a known word is close, else nothing: to be put after what is not known."""
+    close = difflib.get_close_matches(word, list(known), n=1)
+    return f" (did you mean {close[0]}?)" if close else ""
 
 
 received: list[int] = []  # signals that asked this process to end

@@ -2,12 +2,12 @@
 
 bash does the expanding: the script runs in the user's working directory with our `msrun` first on PATH. It is run to
 learn its call and not for its effects: programs that write, delete, copy, stop or connect are stood in for (`stand_ins.py`),
-redirections into files go to /dev/null (`shim/capture.bash`), and where the kernel has Landlock nothing outside a
-temporary folder can be written at all (`rank/confinement.py`).
+redirections into files go to /dev/null (`shim/capture.bash`, `script_text.py`), and where the kernel has Landlock nothing
+outside a temporary folder can be written at all (`rank/confinement.py`).
 
-`--set` changes a temporary copy. The copy is sourced by a bash whose `$0` is the script, so that `$0`, `$1`, `dirname "$0"` and
-the working directory are the script's own; BASH_SOURCE, which bash would set to the copy, is renamed in the copy to a
-variable that holds the script's path.
+`--set` and redirected blocks change a temporary copy. The copy is sourced by a bash whose `$0` is the script, so that `$0`,
+`$1`, `dirname "$0"` and the working directory are the script's own; BASH_SOURCE, which bash would set to the copy, is renamed
+in the copy to a variable that holds the script's path.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import select
 import shlex
 import signal
@@ -23,14 +22,15 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mindspeed_dryrun.errors import UsageError, check_interrupted
+from mindspeed_dryrun.errors import UsageError, check_interrupted, did_you_mean
+from mindspeed_dryrun.launch import script_text
 from mindspeed_dryrun.launch.executors import guard
 from mindspeed_dryrun.launch.msrun_call import MsrunCall, read_msrun_call
-from mindspeed_dryrun.launch.stand_ins import SHIM, write_programs
+from mindspeed_dryrun.launch.stand_ins import REMOTE, SHIM, write_programs
 from mindspeed_dryrun.rank import activation as config
 from mindspeed_dryrun.rank import confinement
 from mindspeed_dryrun.rank.confinement import kernel_confines
@@ -38,18 +38,10 @@ from mindspeed_dryrun.rank.confinement import kernel_confines
 TIME_LIMIT_S = 60.0
 _TICK_S = 0.2
 _LINGER_S = 5.0  # for what the script left running: `msrun … &`, and no wait
-# What the stand-ins note: other launchers, steps left out, and what is not on this machine.
-_LISTS = ("launchers", "skipped", "absent")
-_OURS = ("BASH_ENV", "__dryrun_bin", "__dryrun_places", "__dryrun_user_env", config.VARIABLE, "TMPDIR", "SHLVL", "_", "OLDPWD")
-
-
-@dataclass(frozen=True)
-class Assignment:
-    """`NAME=value` in a script: where the value starts and ends in its text."""
-
-    name: str
-    start: int
-    end: int
+# What the stand-ins note: other launchers, steps left out, what is not on this machine, and variables that were set.
+_LISTS = ("launchers", "skipped", "absent", "set")
+_OURS = ("BASH_ENV", config.VARIABLE, "TMPDIR", "SHLVL", "_", "OLDPWD")
+_OUR_PREFIX = "__dryrun_"
 
 
 def capture(
@@ -60,25 +52,29 @@ def capture(
 ) -> MsrunCall:
     """The one msrun call of a script, run with `env` exported. `UsageError` if it makes none, two, or fails before."""
     if not script.is_file():
-        raise UsageError(f"there is no script {script}.")
+        raise UsageError(f"There is no script {script}.")
+    text, sets = script.read_bytes().decode("utf-8", "surrogateescape"), sets or {}
+    if "\r\n" in text:
+        raise UsageError(f"{script} has Windows line ends, which bash cannot run. Convert it: sed -i 's/\\r$//' {script}")
+    elsewhere = {name: value for name, value in sets.items() if name not in script_text.assigned_names(text)}
+    exported = dict(env or {}) | {name: value for name, value in elsewhere.items() if script_text.has_default(text, name)}
+    changed = script_text.quiet_blocks(script_text.set_variables(text, sets))
     with _temporary_folder() as folder:
         command = ["bash", str(script), *script_args]
-        exported: dict[str, str] = dict(env or {})
-        if sets:
-            text = script.read_text(encoding="utf-8", errors="surrogateescape")
-            exported |= {name: value for name, value in sets.items() if _default_in_environment(text, name)}
+        if changed != text:
             copy = folder / "script.sh"
-            copy.write_text(set_variables(text, sets, script), encoding="utf-8", errors="surrogateescape")
+            copy.write_text(script_text.for_a_copy(changed), encoding="utf-8", errors="surrogateescape")
             command = ["bash", "-c", f'__dryrun_source=("$0"); . {shlex.quote(str(copy))}', str(script), *script_args]
-        calls, status, output = _run(command, folder, _environment(folder, exported))
-        launchers, skipped, absent = (_lines(folder / name) for name in _LISTS)
+        calls, status, output = _run(command, folder, _environment(folder, exported, elsewhere))
+        launchers, skipped, absent, found = (_lines(folder / name) for name in _LISTS)
         calls = [_without_places(call, str(folder / "places")) for call in calls]
     if not calls:
         raise UsageError(_why_no_call(script, status, output, launchers))
     if len(calls) > 1:
-        raise UsageError(
-            f"{script} calls msrun {len(calls)} times; a dry run wants one job: keep one call, or split the script."
-        )
+        raise UsageError(f"{script} calls msrun {len(calls)} times, and a dry run is of one job: keep one, or split the script.")
+    for name in elsewhere:
+        if name not in found and name not in exported:
+            raise UsageError(_no_assignment(script, name, script_text.assigned_names(text)))
     call = read_msrun_call(calls[0]["argv"], calls[0]["cwd"], _script_environment(calls[0]["env"]))
     notes = list(call.notes)
     if absent:
@@ -88,118 +84,9 @@ def capture(
     return replace(call, notes=tuple(notes))
 
 
-def set_variables(text: str, sets: Mapping[str, str], script: Path | str) -> str:
-    """The script with every assignment of the named variables replaced, and BASH_SOURCE meaning the script."""
-    found = list(assignments(text))
-    names = dict.fromkeys(item.name for item in found)
-    for name in sets:
-        if name not in names and not _default_in_environment(text, name):
-            listed = ", ".join(names) or "none at all"
-            raise UsageError(f"{script} has no assignment {name}=… to set. It assigns: {listed}.")
-    for item in sorted(found, key=lambda item: item.start, reverse=True):
-        if item.name in sets:
-            text = text[: item.start] + shlex.quote(sets[item.name]) + text[item.end :]
-    return re.sub(r"\bBASH_SOURCE\b", "__dryrun_source", text)
-
-
-def assignments(text: str) -> Iterator[Assignment]:
-    """The assignments of a script, in order: words `NAME=…` where bash expects a command (or after export, local, …)."""
-    position, expects_command, heredocs = 0, True, list[str]()
-    while position < len(text):
-        char = text[position]
-        if char == "\n":
-            position, expects_command = position + 1, True
-            while heredocs:
-                position = _after_heredoc(text, position, heredocs.pop(0))
-        elif char in " \t" or text.startswith("\\\n", position):
-            position += 2 if char == "\\" else 1
-        elif char == "#":
-            position = _line_end(text, position)
-        elif char in ";&|()":
-            position, expects_command = position + 1, True
-        elif text.startswith("<<", position) and not text.startswith("<<<", position):
-            start = position + (3 if text.startswith("<<-", position) else 2)
-            while text[start : start + 1] in (" ", "\t"):
-                start += 1
-            position = _word_end(text, start)
-            heredocs.append(re.sub(r"[\\'\"]", "", text[start:position]))
-        elif char in "<>":
-            position += 1
-        else:
-            end = _word_end(text, position)
-            word = text[position:end]
-            match = re.match(r"[A-Za-z_]\w*(?==)", word)
-            if expects_command and match:
-                yield Assignment(match[0], position + match.end() + 1, end)
-            elif expects_command and word not in _BEFORE_COMMANDS and not word.startswith("-"):
-                expects_command = False
-            position = max(end, position + 1)
-
-
-_BEFORE_COMMANDS = frozenset(
-    [
-        "if",
-        "then",
-        "else",
-        "elif",
-        "while",
-        "until",
-        "do",
-        "{",
-        "!",
-        "time",
-        "export",
-        "declare",
-        "typeset",
-        "local",
-        "readonly",
-    ]
-)
-
-
-def _word_end(text: str, position: int) -> int:
-    """Where the shell word at `position` ends: quotes, escapes and nested parentheses belong to it."""
-    closing: list[str] = []
-    previous = ""
-    while position < len(text):
-        char = text[position]
-        if closing and closing[-1] == "'":
-            if char == "'":
-                closing.pop()
-        elif char == "\\":
-            position += 1
-        elif (closing and closing[-1] == '"' and char == '"') or (closing and closing[-1] == "`" and char == "`"):
-            closing.pop()
-        elif char in '"`' or (char == "'" and not (closing and closing[-1] == '"')):
-            closing.append(char)
-        elif char in "({" and ((previous in "$<>=" and previous) or (closing and closing[-1] in ")}" and char == "(")):
-            closing.append(")" if char == "(" else "}")
-        elif closing and char == closing[-1]:
-            closing.pop()
-        elif not closing and char in " \t\n;&|()<>":
-            break
-        previous = char
-        position += 1
-    return min(position, len(text))
-
-
-def _line_end(text: str, position: int) -> int:
-    end = text.find("\n", position)
-    return len(text) if end < 0 else end
-
-
-def _after_heredoc(text: str, position: int, end_word: str) -> int:
-    while position < len(text):
-        end = _line_end(text, position)
-        line, position = text[position:end], min(end + 1, len(text))
-        if line.strip("\t") == end_word:
-            break
-    return position
-
-
-def _default_in_environment(text: str, name: str) -> bool:
-    """`: "${TP:=8}"` assigns too, unless the environment has the variable."""
-    return re.search(r"\$\{" + re.escape(name) + r":?=", text) is not None
+def _no_assignment(script: Path, name: str, names: Sequence[str]) -> str:
+    listed = ", ".join(names) or "none at all"
+    return f"{script} has no assignment {name}=… to set{did_you_mean(name, names)}. It assigns: {listed}."
 
 
 @contextlib.contextmanager
@@ -214,17 +101,19 @@ def _temporary_folder() -> Iterator[Path]:
         yield Path(name)
 
 
-def _environment(folder: Path, exported: Mapping[str, str]) -> dict[str, str]:
+def _environment(folder: Path, exported: Mapping[str, str], elsewhere: Mapping[str, str]) -> dict[str, str]:
+    """The script's environment. `elsewhere` are the variables to be set where a file that it sources assigns them."""
     programs = folder / "bin"
     write_programs(programs)
     for name in ("calls", *_LISTS):
         (folder / name).touch()
-    env = {**os.environ, **exported}
+    env = {**os.environ, **exported, **{f"__dryrun_set_{name}": value for name, value in elsewhere.items()}}
     env.update(
         {
             "PATH": f"{programs}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
             "__dryrun_bin": str(programs),
             "__dryrun_places": str(folder / "places"),
+            "__dryrun_sets": " ".join(elsewhere),
             "__dryrun_user_env": os.environ.get("BASH_ENV", ""),
             "BASH_ENV": str(SHIM / "capture.bash"),
             "TMPDIR": str(folder),
@@ -271,8 +160,13 @@ def _run(command: Sequence[str], folder: Path, env: Mapping[str, str]) -> tuple[
 
 
 def _why_no_call(script: Path, status: int | None, output: str, launchers: Sequence[str]) -> str:
-    said = [line.strip() for line in output.splitlines() if line.strip()]
-    last = f" Its last words: {said[-1]}" if said else ""
+    said = [line.strip() for line in output.splitlines() if line.strip() and "__dryrun" not in line]
+    last = f" It said last: {said[-1]}" if said else ""
+    if launchers and launchers[0] in REMOTE:
+        return (
+            f"{script} starts its workers on other machines with {launchers[0]}, and calls no msrun itself. "
+            "Give the script that runs on one node."
+        )
     if launchers:
         return f"{script} starts its workers with {launchers[0]}, not with msrun: it is not a MindSpore script."
     if status is None:
@@ -284,7 +178,7 @@ def _why_no_call(script: Path, status: int | None, output: str, launchers: Seque
 
 def _script_environment(env: Mapping[str, str]) -> dict[str, str]:
     """The environment msrun would have had: the user's and the script's exports, without ours."""
-    result = {name: value for name, value in env.items() if name not in _OURS}
+    result = {name: value for name, value in env.items() if name not in _OURS and not name.startswith(_OUR_PREFIX)}
     programs = env.get("__dryrun_bin", "")
     folders = [part for part in env.get("PATH", "").split(os.pathsep) if part != programs]
     result["PATH"] = os.pathsep.join(folders)
@@ -303,7 +197,7 @@ def _without_places(call: dict[str, Any], places: str) -> dict[str, Any]:
     return {
         "argv": [own(word) for word in call["argv"]],
         "cwd": own(call["cwd"]) or "/",
-        "env": {name: value if name in _OURS else own(value) for name, value in call["env"].items()},
+        "env": {name: value if name.startswith(_OUR_PREFIX) else own(value) for name, value in call["env"].items()},
     }
 
 

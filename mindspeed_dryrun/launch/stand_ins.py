@@ -16,9 +16,10 @@ SHIM = Path(activation.SHIM)
 
 _QUIET = (
     "mkdir", "rmdir", "rm", "mv", "cp", "ln", "touch", "chmod", "chown", "install", "truncate", "dd", "tar", "unzip", "gzip",
-    "wget", "curl", "pip", "pip3", "pkill", "killall", "kill", "ssh", "scp", "rsync", "pdsh", "docker", "sleep", "ray",
+    "wget", "curl", "pip", "pip3", "pkill", "killall", "kill", "scp", "rsync", "docker", "sleep", "ray",
     "systemctl", "reboot",
 )  # fmt: skip
+REMOTE = ("ssh", "pdsh", "ansible", "kubectl", "sbatch")
 _OTHER_LAUNCHERS = ("torchrun", "mpirun", "mpiexec", "deepspeed", "accelerate")
 _PYTHONS = ("python", "python3", *(f"python3.{minor}" for minor in range(7, 15)))
 # Programs that start another one. Those of _KEPT run for real where that other one is not ours: they change nothing but it.
@@ -115,7 +116,7 @@ def _programs() -> dict[str, str]:
     python, msrun = shlex.quote(sys.executable), shlex.quote(str(SHIM / "msrun.py"))
     return {
         **dict.fromkeys(_QUIET, "exit 0"),
-        **{name: f'printf "%s\\n" {name} >> "$__dryrun_bin/../launchers"; exit 0' for name in _OTHER_LAUNCHERS},
+        **{name: f'printf "%s\\n" {name} >> "$__dryrun_bin/../launchers"; exit 0' for name in (*_OTHER_LAUNCHERS, *REMOTE)},
         **{name: _KEPT_STARTER + _real(name) for name in _KEPT},
         **dict.fromkeys(_DROPPED, _STARTER),
         **{name: _PYTHON.format(name=name) + _real(name) for name in _PYTHONS},

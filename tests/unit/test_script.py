@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from pathlib import Path
 
@@ -10,7 +9,8 @@ import pytest
 
 from mindspeed_dryrun.errors import UsageError
 from mindspeed_dryrun.launch import script as script_module
-from mindspeed_dryrun.launch.script import assignments, capture, set_variables
+from mindspeed_dryrun.launch.script import capture
+from mindspeed_dryrun.launch.script_text import assignments, quiet_blocks, set_variables
 
 
 @pytest.fixture(params=["with Landlock", "without Landlock"])
@@ -91,12 +91,32 @@ def test_a_log_of_the_user_is_not_truncated(home: Path) -> None:
     assert (home / "train.log").read_text() == "yesterday"
 
 
-def test_compound_commands_cannot_truncate_either(home: Path) -> None:
+BLOCKS = [
+    "{ echo hi; msrun --worker_num 2 p.py --a 1; } > train.log 2>&1",
+    "{ echo hi; msrun --worker_num 2 p.py --a 1; } &> train.log",
+    "( echo hi; msrun --worker_num 2 p.py --a 1 ) >> train.log 2> new.log",
+    "for i in 1; do msrun --worker_num 2 p.py --a $i; done > train.log",
+    "if true; then msrun --worker_num 2 p.py --a 1; fi >| \"train.log\"",
+    "while read x; do msrun --worker_num 2 p.py --a $x; done > train.log <<< 1",
+    "case a in a) msrun --worker_num 2 p.py --a 1 ;; esac 2>&1 > train.log",
+    "run() { msrun --worker_num 2 p.py --a $1; } > train.log\nrun 1",
+    "HERE=${BASH_SOURCE[0]}\n{ msrun --worker_num 2 p.py --a 1; } > $(dirname $HERE)/train.log",
+]
+
+
+@pytest.mark.parametrize("text", BLOCKS)
+def test_redirected_blocks_run_and_write_nothing(home: Path, text: str) -> None:
     (home / "train.log").write_text("yesterday")
-    path = write(home, "{ echo hi; msrun --worker_num 2 p.py; } > train.log\n")
-    with contextlib.suppress(UsageError):  # a sentence is fine; a lost file is not
-        capture(path)
-    assert (home / "train.log").read_text() == "yesterday"
+    path = write(home, text + "\n")
+    before = tree(home)
+    assert capture(path).program_args == ("--a", "1")
+    assert tree(home) == before
+
+
+def test_only_files_of_blocks_are_replaced() -> None:
+    text = "{ a; } > /dev/stderr 2>&1\n{ b; } >&2 | tee x\nc } > y\n# } > z\ncat <<E\n} > w\nE\n{ d; } > >(tee v)\n"
+    assert quiet_blocks(text) == text
+    assert quiet_blocks("{ a; } 2> x > y # } > z\n") == "{ a; } 2> /dev/null > /dev/null # } > z\n"
 
 
 def test_other_msruns_are_never_started(home: Path) -> None:
@@ -208,8 +228,22 @@ msrun --worker_num $((TP*PP)) p.py --zero "$0" --here "$HERE" --first $1 --lib $
 
 def test_set_of_a_variable_that_is_not_there_lists_those_that_are(home: Path) -> None:
     path = write(home, "TP=2\nexport PP=4\nmsrun p.py\n")
-    with pytest.raises(UsageError, match=r"no assignment VPP=… to set\. It assigns: TP, PP"):
+    with pytest.raises(UsageError, match=r"no assignment VPP=… to set .*It assigns: TP, PP"):
         capture(path, {"VPP": "2"})
+
+
+def test_a_close_name_is_proposed(home: Path) -> None:
+    with pytest.raises(UsageError, match=r"SEQ_LENGHT=… to set \(did you mean SEQ_LENGTH\?\)"):
+        capture(write(home, "SEQ_LENGTH=2\nmsrun p.py\n"), {"SEQ_LENGHT": "4"})
+
+
+def test_set_reaches_variables_of_sourced_files(home: Path) -> None:
+    write(home, "export TP=8\nPP=2\nWORLD=$((TP*PP))\n", "config/model.sh")
+    path = write(home, 'source "$(dirname "$0")/config/model.sh"\nmsrun --worker_num $WORLD p.py --tp $TP --pp $PP\n')
+    call = capture(path, {"TP": "4", "PP": "1"})
+    assert (call.world_size, call.program_args, call.env["TP"]) == (4, ("--tp", "4", "--pp", "1"), "4")
+    with pytest.raises(UsageError, match="no assignment VPP=… to set"):
+        capture(path, {"VPP": "1"})
 
 
 def test_set_reaches_defaults_from_the_environment(home: Path) -> None:
@@ -228,6 +262,9 @@ def test_set_reaches_defaults_from_the_environment(home: Path) -> None:
         ("torchrun --nproc_per_node 8 pretrain_gpt.py\n", "torchrun, not with msrun"),
         ("msrun --worker_num --node_rank 0 a.py\n", "lost its value"),
         ("msrun --gpus 8 a.py\n", "no option --gpus"),
+        ("ssh node1 'cd /job && msrun a.py'\n", "on other machines with ssh.*the script that runs on one node"),
+        ("TP=2\r\nmsrun a.py\r\n", "Windows line ends.*sed -i"),
+        ("set -x\necho problem >&2; exit 4\nmsrun a.py\n", "It said last: (?!.*dryrun)"),
     ],
 )
 def test_each_way_to_fail_has_its_sentence(home: Path, text: str, sentence: str) -> None:
@@ -236,7 +273,7 @@ def test_each_way_to_fail_has_its_sentence(home: Path, text: str, sentence: str)
 
 
 def test_no_script(home: Path) -> None:
-    with pytest.raises(UsageError, match="there is no script"):
+    with pytest.raises(UsageError, match="There is no script"):
         capture(home / "missing.sh")
 
 
@@ -283,4 +320,4 @@ case x in y) O=1 ;; esac
 
 
 def test_set_quotes_its_value() -> None:
-    assert set_variables("A=1\n", {"A": "two words; rm -rf /"}, "x") == "A='two words; rm -rf /'\n"
+    assert set_variables("A=1\n", {"A": "two words; rm -rf /"}) == "A='two words; rm -rf /'\n"

@@ -16,6 +16,7 @@ __dryrun_look() {
     [[ $PATH == "$__dryrun_bin":* ]] || PATH=$__dryrun_bin:$PATH
     case ${FUNCNAME[1]:-} in __dryrun_* | cd | pushd | kill | ulimit | msrun | command_not_found_handle) return 0 ;; esac
     ((BASH_SUBSHELL)) || __dryrun_options=$-
+    [[ -n $__dryrun_sets ]] && __dryrun_keep_set
     __dryrun_command=$BASH_COMMAND
     case $__dryrun_command in "(("* | "[["* | "for "* | "select "* | "case "*) return 0 ;; esac
     local __dryrun_before='' __dryrun_raw='' __dryrun_after='' __dryrun_changed='' REPLY=''
@@ -40,6 +41,17 @@ __dryrun_look() {
         fi
     fi
     [[ -z $__dryrun_changed ]]
+}
+
+# `--set` of a variable that a sourced file assigns: it has the wanted value again before the next command.
+__dryrun_keep_set() {
+    local IFS=' ' __dryrun_name __dryrun_value
+    for __dryrun_name in $__dryrun_sets; do
+        __dryrun_value=__dryrun_set_$__dryrun_name
+        if [[ -n ${!__dryrun_name+x} && ${!__dryrun_name} != "${!__dryrun_value}" ]]; then
+            printf -v "$__dryrun_name" %s "${!__dryrun_value}" && printf '%s\n' "$__dryrun_name" >> "$__dryrun_bin/../set"
+        fi
+    done
 }
 
 # A simple command → what stands before its command word (assignments), that word as it is written, and the rest.
