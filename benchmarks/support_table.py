@@ -1,10 +1,13 @@
-"""Dry-runs every training script of a folder through the product and writes a table: figures, seconds, or why not.
+"""Dry-runs every training script of a release through the product, and writes the table of several releases side by side.
 
-    python benchmarks/support_table.py $MINDSPEED_CORE_MS_PATH/MindSpeed-LLM/examples/mindspore --records DIR --markdown FILE
-    python benchmarks/support_table.py … --only 'qwen25/*' --only 'llama3/pretrain*'
+    export MINDSPEED_CORE_MS_PATH=DIR                     # MindSpeed-LLM, MindSpeed and Megatron-LM of one release
+    python benchmarks/support_table.py run --records RECORDS/26.1.0
+    python benchmarks/support_table.py run --records RECORDS/26.1.0 --only 'qwen25/*' --ranks 0
+    python benchmarks/support_table.py page RECORDS/2.2.0 RECORDS/26.1.0 > docs/support.md
 
-Needs MINDSPEED_CORE_MS_PATH and the packages of MindSpeed-Core-MS's requirements.txt. Each script has a record of its own in
-DIR; started again, ranks that are done are not run again. Scripts run as they are: nothing is set, nothing is changed.
+`run` needs the packages that upstream imports (`mindspeed-dryrun doctor` names them). Each script has a record of its own;
+started again, ranks that are done are not run again. Scripts run as they are: nothing is set, nothing is changed. Where a
+script fails by an error of upstream's own for which the tool names a flag, it is run once more with that flag.
 """
 
 from __future__ import annotations
@@ -12,6 +15,8 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import os
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,23 +24,28 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from mindspeed_dryrun.errors import DryRunError
+from mindspeed_dryrun.launch.releases import release_of
 from mindspeed_dryrun.launch.run import Execution, dry_run_job, read_job
+from mindspeed_dryrun.rank import installed
 from mindspeed_dryrun.record.model import Report
 from mindspeed_dryrun.record.run_spec import RunSpec
 
+EXAMPLES = "examples/mindspore"
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, kw_only=True)
 class Row:
-    """One script."""
+    """One script of one release."""
 
     script: str
     layout: str = ""
-    ranks: str = ""
+    ranks: str = ""  # used peak by simulated rank
     used_peak_mb: int | None = None
     actual_peak_mb: int | None = None
     worst: str = ""
     seconds: float | None = None
     result: str = ""
+    flag: str = ""  # that had to be added: the script fails without it, on an NPU too
 
 
 def training_scripts(folder: Path, patterns: Sequence[str]) -> Iterator[Path]:
@@ -50,35 +60,46 @@ def training_scripts(folder: Path, patterns: Sequence[str]) -> Iterator[Path]:
 def row_of(script: Path, folder: Path, spec: RunSpec, execution: Execution, records: Path) -> Row:
     """Runs one script; what goes wrong is the row's result."""
     name = str(script.relative_to(folder))
+    record = records / name.removesuffix(".sh").replace("/", "_")
+    row = _run(name, script, spec, execution, record)
+    sentence, _, flag = row.result.partition("Add it to the command: -- ")
+    if not flag:
+        return row
+    with_flag = dataclasses.replace(spec, overrides=tuple(flag.split()))
+    again = _run(name, script, with_flag, execution, record.with_name(f"{record.name}_with_flag"))
+    result = f"{sentence.removeprefix('failed: ').strip()} With it: {again.result}"
+    return dataclasses.replace(again, flag=flag, result=result)
+
+
+def _run(name: str, script: Path, spec: RunSpec, execution: Execution, record: Path) -> Row:
     start = time.monotonic()
+    layout = ""
     try:
         job = read_job(script, spec)
         layout = _layout(job.parallel, job.world_size)
-        try:
-            report = dry_run_job(job, records / name.removesuffix(".sh").replace("/", "_"), spec, execution)
-        except DryRunError as error:
-            return Row(name, layout, result=f"not run: {error}")
+        report = dry_run_job(job, record, spec, execution)
     except DryRunError as error:
-        return Row(name, result=f"not run: {error}")
+        return Row(script=name, layout=layout, result=f"not run: {error}")
     return _row(name, layout, report, time.monotonic() - start)
 
 
 def _row(name: str, layout: str, report: Report, seconds: float) -> Row:
     failed = [rank for rank in report.ranks if rank.status in ("failed", "timeout")]
-    counted = sum(rank.seconds or 0 for rank in report.ranks)
+    counted = sum(rank.seconds or 0 for rank in report.ranks) or seconds
     ranks = " ".join(f"{rank.rank}:{rank.used_peak_mb or '-'}" for rank in report.ranks)
     if failed:
-        return Row(name, layout, ranks, seconds=counted or seconds, result=f"{failed[0].status}: {failed[0].error}")
+        result = f"{failed[0].status}: {failed[0].error}"
+        return Row(script=name, layout=layout, ranks=ranks, seconds=counted, result=result)
     stage = next((rank.stage for rank in report.ranks if rank.rank == report.worst_rank), None)
     return Row(
-        name,
-        layout,
-        ranks,
-        report.used_peak_mb,
-        report.actual_peak_mb,
-        f"{report.worst_rank} (stage {stage})",
-        counted or seconds,
-        "fits" if report.fits else "does not fit",
+        script=name,
+        layout=layout,
+        ranks=ranks,
+        used_peak_mb=report.used_peak_mb,
+        actual_peak_mb=report.actual_peak_mb,
+        worst=f"{report.worst_rank} (stage {stage})",
+        seconds=counted,
+        result="fits" if report.fits else "does not fit",
     )
 
 
@@ -88,56 +109,138 @@ def _layout(parallel: object, world_size: int) -> str:
     return f"{world_size}: {' '.join(parts)}"
 
 
-def markdown(rows: Sequence[Row]) -> str:
-    """The table, and how many work."""
-    lines = [
-        "| script | ranks: layout | used peak | with fragments | worst rank | used peak by simulated rank | s | result |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    for row in rows:
-        cells = (
-            row.script,
-            row.layout,
-            f"{row.used_peak_mb}M" if row.used_peak_mb else "",
-            f"{row.actual_peak_mb}M" if row.actual_peak_mb else "",
-            row.worst,
-            row.ranks,
-            f"{row.seconds:.0f}" if row.seconds is not None else "",
-            " ".join(row.result.split())[:160],
-        )
-        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
-    good = sum(row.used_peak_mb is not None for row in rows)
-    return "\n".join([f"{good} of {len(rows)} scripts run to their end.", "", *lines, ""])
+# -- the page --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Table:
+    """The rows of one release, and what they were run with."""
+
+    release: str
+    versions: str
+    ranks: str
+    rows: tuple[Row, ...]
+
+    @classmethod
+    def read(cls, folder: Path) -> Table:
+        content = json.loads((folder / "rows.json").read_text(encoding="utf-8"))
+        rows = tuple(Row(**row) for row in content["rows"])
+        return cls(content["release"], content["versions"], content["ranks"], rows)
+
+    def write(self, folder: Path) -> None:
+        text = json.dumps(dataclasses.asdict(self), indent=1)
+        (folder / "rows.json").write_text(text, encoding="utf-8")
+
+    @property
+    def by_script(self) -> dict[str, Row]:
+        return {row.script: row for row in self.rows}
+
+    def counts(self) -> str:
+        alone = sum(row.used_peak_mb is not None and not row.flag for row in self.rows)
+        helped = sum(row.used_peak_mb is not None and bool(row.flag) for row in self.rows)
+        more = f"; {helped} more with the flag that the tool names" if helped else ""
+        return f"{alone} of {len(self.rows)} run to their end{more}"
+
+
+def page(tables: Sequence[Table]) -> str:
+    """Releases side by side, then what differs between them, then why scripts do not run."""
+    lines = ["# Support: upstream's own scripts", "", *_INTRODUCTION, ""]
+    lines += [f"- **{table.release}** ({table.versions}): {table.counts()}." for table in tables]
+    lines += ["", "## Used peak of the worst simulated rank, in M, and seconds", ""]
+    names = sorted({row.script for table in tables for row in table.rows})
+    lines += _markdown(
+        ["script", "ranks: layout", *(table.release for table in tables)],
+        [[name, _layout_of(name, tables), *(_cell(table.by_script.get(name)) for table in tables)] for name in names],
+    )
+    lines += ["", "## Figures that differ between releases", "", *_differences(names, tables)]
+    lines += ["", "## Why scripts do not run as they are", ""]
+    reasons = [[table.release, row.script, _short(row.result)] for table in tables for row in table.rows if _stuck(row)]
+    lines += _markdown(["release", "script", "reason"], reasons) if reasons else ["All run."]
+    return "\n".join([*lines, ""])
+
+
+_INTRODUCTION = (
+    "The training scripts of `examples/mindspore`, unmodified, with the real MindSpeed-LLM, MindSpeed and Megatron-LM of each",
+    "release. Made by `benchmarks/support_table.py`; the seconds were measured on a busy machine with two cores. A figure with",
+    "a star is of a script that fails on an NPU too, run with the flag that the tool names.",
+)
+
+
+def _stuck(row: Row) -> bool:
+    return row.used_peak_mb is None or bool(row.flag)
+
+
+def _layout_of(name: str, tables: Sequence[Table]) -> str:
+    layouts = [table.by_script[name].layout for table in tables if name in table.by_script]
+    return next((layout for layout in layouts if layout), "")
+
+
+def _cell(row: Row | None) -> str:
+    if row is None:
+        return "–"
+    if row.used_peak_mb is None:
+        return "does not run"
+    return f"{row.used_peak_mb}{'*' if row.flag else ''} ({row.seconds or 0:.0f} s)"
+
+
+def _differences(names: Sequence[str], tables: Sequence[Table]) -> list[str]:
+    rows = []
+    for name in names:
+        found = {table.release: table.by_script[name] for table in tables if name in table.by_script}
+        figures = {release: row.used_peak_mb for release, row in found.items() if row.used_peak_mb}
+        if len(set(figures.values())) > 1:
+            rows.append([name, ", ".join(f"{release}: {figure}" for release, figure in figures.items())])
+    return _markdown(["script", "used peak"], rows) if rows else ["None: every script counts the same in all releases."]
+
+
+def _short(text: str) -> str:
+    return " ".join(text.split())[:400]
+
+
+def _markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
+    return lines + ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
+
+
+# -- command line ----------------------------------------------------------------------------------------------------
+
+
+def run(args: argparse.Namespace) -> None:
+    """Runs the scripts one after the other; the rows are written again after each."""
+    root = Path(os.environ.get("MINDSPEED_CORE_MS_PATH") or sys.exit("Set MINDSPEED_CORE_MS_PATH."))
+    folder = args.folder or root / "MindSpeed-LLM" / EXAMPLES
+    args.records.mkdir(parents=True, exist_ok=True)
+    known = {}
+    if (args.records / "rows.json").is_file():
+        known = Table.read(args.records).by_script
+    spec = RunSpec(trainer="script", ranks=args.ranks)
+    execution = Execution(jobs=args.jobs, timeout_s=args.timeout)
+    versions = f"MindSpore {installed.version('mindspore')}"
+    for script in training_scripts(folder, args.only):
+        row = row_of(script, folder, spec, execution, args.records)
+        known[row.script] = row
+        print(f"{row.script}: {row.result} {row.ranks}", flush=True)
+        rows = tuple(known[name] for name in sorted(known))
+        Table(release_of(root) or "unknown", versions, args.ranks, rows).write(args.records)
 
 
 def main() -> None:
-    """Runs the scripts one after the other; the table is written again after each."""
+    """`run` or `page`."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--records", type=Path, required=True, help="folder for the records")
-    parser.add_argument("--markdown", type=Path, help="file for the table (default: standard output, at the end)")
-    parser.add_argument(
-        "--only", action="append", default=[], metavar="PATTERN", help="scripts by their path in the folder"
-    )
-    parser.add_argument("--jobs", type=int, default=1, help="ranks at a time")
-    parser.add_argument("--ranks", default="auto", help="as in `launch`: auto (every rank class), all, or a list")
-    parser.add_argument("--timeout", type=float, default=900.0, metavar="S", help="for each rank")
+    verbs = parser.add_subparsers(required=True)
+    runs = verbs.add_parser("run", help="dry-run the scripts of one release")
+    runs.add_argument("folder", type=Path, nargs="?", help="default: MindSpeed-LLM's examples/mindspore")
+    runs.add_argument("--records", type=Path, required=True, help="folder for the records")
+    runs.add_argument("--only", action="append", default=[], metavar="PATTERN", help="scripts by their path in the folder")
+    runs.add_argument("--jobs", type=int, default=1, help="ranks at a time")
+    runs.add_argument("--ranks", default="auto", help="as in `launch`: auto (every rank class), all, or a list")
+    runs.add_argument("--timeout", type=float, default=900.0, metavar="S", help="for each rank")
+    runs.set_defaults(call=run)
+    pages = verbs.add_parser("page", help="write the page of several releases")
+    pages.add_argument("records", type=Path, nargs="+")
+    pages.set_defaults(call=lambda args: print(page([Table.read(folder) for folder in args.records]), end=""))
     args = parser.parse_args()
-    rows_file = args.records / "rows.json"
-    rows = {row["script"]: Row(**row) for row in json.loads(rows_file.read_text())} if rows_file.is_file() else {}
-    args.records.mkdir(parents=True, exist_ok=True)
-    spec = RunSpec(trainer="script", ranks=args.ranks)
-    execution = Execution(jobs=args.jobs, timeout_s=args.timeout)
-    for script in training_scripts(args.folder, args.only):
-        row = row_of(script, args.folder, spec, execution, args.records)
-        rows[row.script] = row
-        print(f"{row.script}: {row.result} {row.ranks}", flush=True)
-        ordered = [rows[name] for name in sorted(rows)]
-        rows_file.write_text(json.dumps([dataclasses.asdict(row) for row in ordered], indent=1))
-        if args.markdown:
-            args.markdown.write_text(markdown(ordered), encoding="utf-8")
-    if not args.markdown:
-        print(markdown([rows[name] for name in sorted(rows)]))
+    args.call(args)
 
 
 if __name__ == "__main__":

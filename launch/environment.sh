@@ -2,6 +2,7 @@
 # After it, $PYTHON is an interpreter with mindspeed-dryrun and the extras named in $EXTRAS.
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 VENV=${MINDSPEED_DRYRUN_VENV:-$ROOT/.venv}
+MINDSPORE=${MINDSPORE:-2.7.1}  # the version that upstream's oldest supported release asks for; tests/engine_versions.sh tries the others
 DISK_WANTED_GB=5
 
 stop() { echo "mindspeed-dryrun: $*" >&2; exit 1; }
@@ -20,7 +21,7 @@ find_python() {
 }
 
 [ "$(uname -s)" = Linux ] || stop "MindSpore's Ascend plugin exists for Linux only: use a Linux machine, a container or WSL 2."
-STAMP="$VENV/.ready-$(cat "$ROOT/pyproject.toml" "$ROOT/launch/environment.sh" | cksum | tr ' ' -)-${EXTRAS//,/-}"
+STAMP="$VENV/.ready-$(cat "$ROOT/pyproject.toml" "$ROOT/launch/environment.sh" | cksum | tr ' ' -)-${EXTRAS//,/-}-$MINDSPORE"
 PYTHON=$VENV/bin/python
 if [ ! -e "$STAMP" ]; then
     base=$(find_python) || exit 1
@@ -29,7 +30,7 @@ if [ ! -e "$STAMP" ]; then
     say "Making a virtual environment in $VENV ($("$base" --version))"
     [ -x "$PYTHON" ] || "$base" -m venv "$VENV" || stop "could not make a virtual environment in $VENV: is python3-venv installed?"
     say "Installing mindspeed-dryrun[$EXTRAS] from the package index; the MindSpore wheel alone is 0.8 GB: a few minutes the first time"
-    "$PYTHON" -m pip install --quiet --disable-pip-version-check --editable "$ROOT[$EXTRAS]" \
+    "$PYTHON" -m pip install --quiet --disable-pip-version-check --editable "$ROOT[$EXTRAS]" "mindspore==$MINDSPORE" \
         || stop "pip could not install the packages: is the package index reachable (pip config list), is there room on the disk ($free_gb GB free)?"
     touch "$STAMP"
 fi

@@ -20,4 +20,4 @@ if [ -z "$ranks" ]; then
     echo "share $index of $count: the plan has no rank for it"
     exit 0
 fi
-exec mindspeed-dryrun launch "$script" --out "$out" --ranks "$ranks" "$@"
+exec mindspeed-dryrun launch "$script" --out "$out" --partial --ranks "$ranks" "$@"

@@ -55,6 +55,14 @@ def make_once(folder: Path, build: Callable[[Path], None]) -> Path:
     return folder
 
 
+def private_folder(folder: Path) -> Path:
+    """Returns `folder` below the cache root, made if it is not there; `DryRunError` if others can write into it."""
+    for missing in reversed([path for path in (folder, *folder.parents) if not path.exists()]):
+        missing.mkdir(mode=0o700, exist_ok=True)
+    _refuse_if_writable(cache_root(), folder)
+    return folder
+
+
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
     with path.open("w") as lock:
@@ -71,7 +79,11 @@ def _take_from_others(folder: Path) -> None:
 
 def _refuse_if_others_can_write(folder: Path) -> None:
     """Libraries and modules in this folder are loaded into the user's processes: nobody else may be able to plant one."""
-    for path in (cache_root(), *_between(cache_root(), folder), *folder.rglob("*")):
+    _refuse_if_writable(cache_root(), *_between(cache_root(), folder), *folder.rglob("*"))
+
+
+def _refuse_if_writable(*paths: Path) -> None:
+    for path in paths:
         try:
             found = path.lstat()
         except FileNotFoundError:

@@ -13,5 +13,6 @@ fi
 say "Style and types"
 "$PYTHON" -m ruff check .
 "$PYTHON" -m mypy
+"$(dirname "$PYTHON")/lint-imports" --no-cache 2>&1 | sed -n "/BROKEN/p;/^Contracts:/,$ p"; test "${PIPESTATUS[0]}" = 0
 say "Tests"
 exec "$PYTHON" -m pytest -n "${TEST_JOBS:-$(nproc)}" --dist loadgroup -m "not slow and not stack" "$@"

@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _rows(source: Path, args: argparse.Namespace) -> Sequence[Row]:
     from mindspeed_dryrun.estimate.calibration import row_of_log
-    from mindspeed_dryrun.estimate.calibration_file import read_rows
+    from mindspeed_dryrun.sweep.calibration_rows import read_rows
 
     if source.suffix in (".yaml", ".yml"):
         return read_rows(source)

@@ -52,6 +52,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--trainer", default="auto", choices=("auto", "script", "embedded"), help="whose program runs")
     parser.add_argument("--jobs", type=int, metavar="N", help="ranks at once (default: by cores and free memory)")
     parser.add_argument("--executor", default="local", choices=("local", "ray"), help="where ranks run")
+    parser.add_argument("--cold", action="store_true", help="start every rank by itself, none from a warm process")
+    parser.add_argument("--no-cache", action="store_true", help="count every rank, also one that was counted before")
     parser.add_argument("--timeout", type=float, default=DEFAULT_TIMEOUT_S, metavar="S", help="seconds for one rank")
     parser.add_argument("--plan-only", action="store_true", help="show the rewritten call and the ranks, run nothing")
     parser.add_argument("--json", action="store_true", help="print the report (or plan) as JSON")
@@ -72,6 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="tokens of the busiest expert-parallel rank, as a multiple of an even load (default: 1)",
     )
     parser.add_argument("--patches", metavar="FILE", action="append", default=[], help="a patch file of your own")
+    parser.add_argument("--partial", action="store_true", help="the exit status is about the ranks that ran, not the job")
     parser.add_argument("--fresh", action="store_true", help="run every rank again, also those of an earlier run")
 
 
@@ -156,7 +159,7 @@ def _run_and_print(job: Job, stem: Path, args: argparse.Namespace) -> tuple[int,
         print(f"{reused} of {len(plan.tasks)} ranks were run before, by the same versions; --fresh runs them again.")
     if spread := check_results(plan, report):
         print(spread)
-    return report.exit_status, out
+    return report.exit_status_of_ranks if args.partial else report.exit_status, out
 
 
 def _print_report(report: Report, out: Path, args: argparse.Namespace) -> None:
@@ -206,7 +209,15 @@ def execution_from(args: argparse.Namespace) -> Execution:
         raise UsageError(f"--jobs {args.jobs}: at least one rank must run at a time.")
     if not 0 < args.timeout < math.inf:
         raise UsageError(f"--timeout {args.timeout}: give a number of seconds above 0.")
-    return Execution(jobs=args.jobs, executor=args.executor, timeout_s=args.timeout, fresh=getattr(args, "fresh", False))
+    fresh = bool(getattr(args, "fresh", False))
+    return Execution(
+        jobs=args.jobs,
+        executor=args.executor,
+        timeout_s=args.timeout,
+        fresh=fresh,
+        cold=args.cold,
+        cache=not args.no_cache and not fresh,
+    )
 
 
 def parse_sets(words: Sequence[str]) -> dict[str, str]:

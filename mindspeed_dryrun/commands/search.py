@@ -12,6 +12,7 @@ Exit status: 0 a strategy fits, 3 none does, 1 a dry run failed, 2 wrong use.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 from pathlib import Path
 
@@ -33,6 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Reads, searches, writes, prints."""
     from mindspeed_dryrun.estimate.operators import read_operators
+    from mindspeed_dryrun.launch.executors import Shared, host
     from mindspeed_dryrun.launch.script import capture
     from mindspeed_dryrun.megatron.arguments import override_args
     from mindspeed_dryrun.megatron.model_shape import read_shape
@@ -55,7 +57,9 @@ def run(args: argparse.Namespace) -> int:
     if not listed:
         raise UsageError(f"{args.file}: {why_nothing(shape, plan.world, plan.space)}")
     spec = run_spec(args, budget_mb)
-    measure = DryRuns(call, str(plan.script), plan.cards_per_node, folder / "runs", spec, execution_from(args))
+    shared = Shared(args.jobs or host.usable_cores(), args.cold) if args.executor == "local" else None
+    execution = dataclasses.replace(execution_from(args), shared=shared)
+    measure = DryRuns(call, str(plan.script), plan.cards_per_node, folder / "runs", spec, execution)
 
     def on_progress(progress: Progress) -> None:
         left = f", about {duration(progress.seconds_left)} left" if progress.seconds_left else ""
@@ -71,7 +75,8 @@ def run(args: argparse.Namespace) -> int:
         for candidate in found.candidates[:20]:
             print(f"{candidate.seconds:8.2f} s  {candidate.strategy.name}  at least {candidate.bound_mb:.0f}M")
         return 0
-    result = search.run()
+    with shared or contextlib.nullcontext():
+        result = search.run()
     written = results.write_results(folder, result, shape, plan.hardware, plan.script)
     if args.json and result.winners:
         print((folder / "strategy.json").read_text(encoding="utf-8"), end="")

@@ -1,24 +1,47 @@
-"""Installs MSAdapter and megatron-core into a private folder, and makes the stand-in CANN where no CANN is installed.
+"""Prepares what dry runs need: the engine packages, the stand-in CANN and, with --stack, the real upstream stack.
 
-Nothing of the environment changes: a PyTorch that is installed stays what it is. `launch` names this command where
-the packages are missing, and makes the stand-in by itself.
+MSAdapter and megatron-core go into a private folder, and the stand-in CANN is made where no CANN is installed. Nothing of the
+environment changes: a PyTorch that is installed stays what it is. `launch` names this command where the packages are missing,
+and makes the stand-in by itself.
+
+    mindspeed-dryrun setup
+    mindspeed-dryrun setup --stack 26.1.0 --into DIR                    # clones MindSpeed-LLM, MindSpeed and Megatron-LM
+    mindspeed-dryrun setup --stack 26.1.0 --into DIR --base-url URL     # from URL/MindSpeed-LLM and so on
+    mindspeed-dryrun setup --stack 26.1.0 --into DIR --from TREES       # trees that are there already
 """
 
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from mindspeed_dryrun.engines import packages
 from mindspeed_dryrun.engines.mindspore.engine import choose_engine
+from mindspeed_dryrun.errors import UsageError
+from mindspeed_dryrun.launch import releases, stack
+from mindspeed_dryrun.launch.trainers import CORE_MS
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """No options."""
+    """The stack's options; without them only the engine is prepared."""
+    parser.add_argument("--stack", metavar="RELEASE", help=f"a release of MindSpeed-LLM: {', '.join(releases.RELEASES)}")
+    parser.add_argument("--into", type=Path, metavar="DIR", help="folder for the stack")
+    parser.add_argument("--from", dest="source", type=Path, metavar="DIR", help="use the trees in this folder")
+    parser.add_argument("--base-url", metavar="URL", help="clone URL/MindSpeed-LLM, URL/MindSpeed and URL/Megatron-LM")
 
 
 def run(args: argparse.Namespace) -> int:
     """Prepares everything a dry run needs."""
+    if bool(args.stack) != bool(args.into) or ((args.source or args.base_url) and not args.stack):
+        raise UsageError("A stack needs both --stack RELEASE and --into DIR.")
+    if args.stack:
+        folder = stack.prepare(
+            releases.named(args.stack), args.into.absolute(), source=args.source, base_url=args.base_url
+        )
+        print(f"Stack {args.stack}: {folder}")
     engine = choose_engine()
     print(f"Engine: MindSpore {engine.mindspore} on {'the ' if engine.cann == 'stand-in' else ''}{engine.cann} CANN")
     print(f"Engine packages: {packages.install()}")
+    if args.stack:
+        print(f"Use it: export {CORE_MS}={folder}")
     return 0

@@ -42,6 +42,8 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--jobs", type=int, metavar="N", help="ranks at the same time")
     parser.add_argument("--executor", choices=("local", "ray"), default="local", help="where ranks run")
     parser.add_argument("--timeout", type=float, metavar="S", default=DEFAULT_TIMEOUT_S, help="seconds a rank may take")
+    parser.add_argument("--cold", action="store_true", help="start every rank by itself, none from a warm process")
+    parser.add_argument("--no-cache", action="store_true", help="count every rank, also one that was counted before")
 
 
 def run_spec(args: argparse.Namespace, budget_mb: int | None) -> RunSpec:
@@ -65,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
     plan = read_sweep(args.file)
     folder = args.out or Path(f"sweep-{args.file.stem}")
     at_once = args.jobs or (host.usable_cores() if args.executor == "local" else len(plan.variants))
-    shared = Shared(args.jobs or (at_once if args.executor == "local" else _MANY))
+    shared = Shared(args.jobs or (at_once if args.executor == "local" else _MANY), args.cold)
     execution = dataclasses.replace(execution_from(args), shared=shared)
     spec = run_spec(args, plan.budget_mb)
     started = time.monotonic()
@@ -83,7 +85,8 @@ def run(args: argparse.Namespace) -> int:
 
         ray.connected()  # in this thread, for all of them
     sweep = Sweep(plan, folder, dry_run, on_row, at_once, shared.stop)
-    rows = sweep.run()
+    with shared:
+        rows = sweep.run()
     if args.json:
         print(json.dumps(to_json(rows), indent=2, ensure_ascii=False))
     else:

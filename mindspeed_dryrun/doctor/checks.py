@@ -18,8 +18,12 @@ from mindspeed_dryrun.engines import packages
 from mindspeed_dryrun.engines.cann.real import find_real_cann, npus
 from mindspeed_dryrun.engines.mindspore.engine import find_mindspore
 from mindspeed_dryrun.errors import DryRunError
+from mindspeed_dryrun.launch.releases import MINDSPORE_VERSIONS, RELEASES, TREES
+from mindspeed_dryrun.launch.stack import missing_packages
+from mindspeed_dryrun.rank import installed
 
 CORE_MS_VARIABLE = "MINDSPEED_CORE_MS_PATH"
+_LAST_RELEASE = [name for name in RELEASES if name != installed.MASTER][-1]
 DISK_WANTED_GB = 5
 MEMORY_WANTED_GB = 2
 
@@ -53,14 +57,16 @@ def python() -> Check:
 
 
 def mindspore() -> Check:
-    install = "pip install mindspore==2.7.1"
+    install = f"pip install mindspore=={MINDSPORE_VERSIONS[0]}"
+    wanted = f"{MINDSPORE_VERSIONS[0]} to {MINDSPORE_VERSIONS[-1]}"
     try:
         folder, version = find_mindspore()
     except DryRunError:
-        return Check("MindSpore", "not installed", "2.7.1", "wrong", install)
+        return Check("MindSpore", "not installed", wanted, "wrong", install)
     if not list(folder.glob("lib/plugin/libmindspore_ascend.so*")):
-        return Check("MindSpore", f"{version}, CPU-only build", "2.7.1", "wrong", f"{install} --force-reinstall")
-    return Check("MindSpore", version, "2.7.1", *_compared(version, "2.7.1", install))
+        return Check("MindSpore", f"{version}, CPU-only build", wanted, "wrong", f"{install} --force-reinstall")
+    known = version in MINDSPORE_VERSIONS
+    return Check("MindSpore", version, wanted, "ok" if known else "note", None if known else install)
 
 
 def msadapter() -> Check:
@@ -72,33 +78,41 @@ def megatron(environ: Mapping[str, str]) -> Check:
 
 
 def upstream(environ: Mapping[str, str]) -> Iterator[Check]:
-    """The trees of the real MindSpeed-LLM. All are optional: without them the embedded trainer is used."""
+    """The trees of the real MindSpeed-LLM and what they import. All optional: without them the embedded trainer is used."""
     root = environ.get(CORE_MS_VARIABLE)
-    clone = (
-        f"git clone MindSpeed-Core-MS -b r0.4.0, run `source auto_convert.sh llm` in it, export {CORE_MS_VARIABLE}=DIR"
-    )
+    fetch = f"mindspeed-dryrun setup --stack {_LAST_RELEASE} --into DIR, then export {CORE_MS_VARIABLE}=DIR"
+    wanted = ", ".join(RELEASES)
     if root and not Path(root).is_dir():
-        yield Check("MindSpeed-Core-MS", f"{CORE_MS_VARIABLE}={root} is no folder", "r0.4.0", "wrong", clone)
+        found = f"{CORE_MS_VARIABLE}={root} is not a directory"
+        yield Check("Upstream release", found, wanted, "wrong", fetch)
         return
     where = [Path(root)] if root else []
     where += [Path(entry).parent for entry in environ.get("PYTHONPATH", "").split(":") if entry]
-    core = next((path for path in where if (path / "auto_convert.sh").is_file()), Path(root) if root else None)
-    if core:
-        yield Check("MindSpeed-Core-MS", str(core), "r0.4.0", "ok")
+    trees = {name: _tree_in(where, name) for name in TREES}
+    llm = trees["MindSpeed-LLM"]
+    if llm is None:
+        yield Check("Upstream release", "none; the embedded trainer is used", wanted, "absent", fetch)
     else:
-        yield Check("MindSpeed-Core-MS", "not found; the embedded trainer is used", "r0.4.0", "absent", clone)
-    for name, probe, wanted in (
-        ("MindSpeed-LLM", "MindSpeed-LLM/mindspeed_llm", "2.2.0"),
-        ("MindSpeed", "MindSpeed/mindspeed", "2.2.0_core_r0.12.1"),
-        ("Megatron-LM", "Megatron-LM/megatron", "core_v0.12.1"),
-    ):
-        tree = next((path / probe for path in where if (path / probe).is_dir()), None)
-        if tree:
-            version = _tree_version(tree.parent) or "version unknown"
-            accepted = (wanted, wanted.split("_")[0], wanted.rpartition("v")[2])
-            yield Check(name, f"{version}, {tree.parent}", wanted, "ok" if version in accepted else "note")
-        else:
-            yield Check(name, "not found", wanted, "absent")
+        release = installed.mindspeed_llm_release(llm) or "unknown"
+        yield Check("Upstream release", release, wanted, "ok" if release in RELEASES else "note")
+    for name, tree in trees.items():
+        reference = RELEASES[_release_name(llm)].references[name]
+        found = f"{_tree_version(tree) or 'version unknown'}, {tree}" if tree else "not found"
+        yield Check(name, found, reference, "ok" if tree else "wrong" if llm else "absent", fetch if llm and not tree else None)
+    if llm is not None:
+        missing = missing_packages(Path(root) if root else None)
+        mend = f"pip install {' '.join(missing)}" if missing else None
+        found = f"missing: {', '.join(missing)}" if missing else "all there"
+        yield Check("Upstream's packages", found, "all that scripts import", "note" if missing else "ok", mend)
+
+
+def _tree_in(where: list[Path], name: str) -> Path | None:
+    return next((path / name for path in where if (path / name / TREES[name]).is_dir()), None)
+
+
+def _release_name(llm: Path | None) -> str:
+    release = installed.mindspeed_llm_release(llm) if llm else None
+    return release if release in RELEASES else _LAST_RELEASE
 
 
 def cann(environ: Mapping[str, str]) -> Check:

@@ -48,7 +48,7 @@ def install(say: Callable[[str], None] = print) -> Path:
 
 
 def _fetch(target: Path) -> None:
-    command = [*_installer(), "--quiet", "--no-deps", "--target", str(target), *PINS]
+    command = [*installer(), "--quiet", "--no-deps", "--target", str(target), *PINS]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         reason = next((line for line in reversed(done.stderr.splitlines()) if line.strip()), "no reason given")
@@ -64,7 +64,8 @@ def _fetch(target: Path) -> None:
             path.chmod(path.stat().st_mode & ~0o022)
 
 
-def _installer() -> list[str]:
+def installer() -> list[str]:
+    """The command that installs packages for this Python, up to its options."""
     if subprocess.run([sys.executable, "-m", "pip", "--version"], capture_output=True, check=False).returncode == 0:
         return [sys.executable, "-m", "pip", "install", "--no-compile", "--disable-pip-version-check"]
     if shutil.which("uv"):

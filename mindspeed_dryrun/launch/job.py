@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePath
 
 from mindspeed_dryrun.errors import UsageError
-from mindspeed_dryrun.launch.msrun_call import MsrunCall
+from mindspeed_dryrun.launch.captured_call import MSRUN, TORCHRUN, CapturedCall
 from mindspeed_dryrun.megatron.arguments import Arguments, override_args
 from mindspeed_dryrun.megatron.checks import read_checked
 from mindspeed_dryrun.megatron.flags import with_tag
@@ -37,8 +37,14 @@ class Job:
     layout: Layout
     batch: Batch
     env: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)  # the script's exports
-    msrun_options: Mapping[str, str] = field(default_factory=dict)
+    launcher: str = MSRUN
+    launcher_options: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+
+    @property
+    def back_end(self) -> str:
+        """What the trainer runs on: `mindspore` below msrun, `torch` below torchrun."""
+        return "torch" if self.launcher == TORCHRUN else "mindspore"
 
     @property
     def args(self) -> tuple[str, ...]:
@@ -111,7 +117,7 @@ class Job:
         )
 
 
-def understand(call: MsrunCall, script: str, overrides: Sequence[str] = ()) -> Job:
+def understand(call: CapturedCall, script: str, overrides: Sequence[str] = ()) -> Job:
     """The job behind a launcher call, or a `UsageError` with the numbers and the remedy."""
     arguments = Arguments(override_args(call.program_args, overrides))
     name = PurePath(call.program).name
@@ -122,8 +128,8 @@ def understand(call: MsrunCall, script: str, overrides: Sequence[str] = ()) -> J
         )
     world, kind = call.world_size, _kind(name, arguments)
     notes = [*call.notes, *(f"dropped {words}: not an argument" for words in call.dropped)]
-    if world < call.local_worker_num or world % call.local_worker_num:
-        notes.append(f"--worker_num {world} is not a multiple of --local_worker_num {call.local_worker_num}")
+    if world < call.local_world_size or world % call.local_world_size:
+        notes.append(f"{world} ranks are not a multiple of the {call.local_world_size} of one node")
     if kind == "program":
         layout = Layout(world_size=world, parallel=Parallel(dp=world), stages=(), noop=frozenset())
         batch = Batch(micro=1, whole=world, microbatches=1)
@@ -138,22 +144,26 @@ def understand(call: MsrunCall, script: str, overrides: Sequence[str] = ()) -> J
         cwd=call.cwd,
         program=call.program,
         arguments=arguments,
-        local_world_size=call.local_worker_num,
+        local_world_size=call.local_world_size,
         kind=kind,
         layout=layout,
         batch=batch,
         env=call.env,
-        msrun_options=call.options,
+        launcher=call.launcher,
+        launcher_options=call.options,
         notes=tuple(notes),
     )
 
 
 def changed(job: Job, overrides: Sequence[str]) -> Job:
     """The same job with other trainer arguments; `UsageError` where Megatron would refuse them."""
-    call = MsrunCall(
+    call = CapturedCall(
+        launcher=job.launcher,
         argv=(),
         cwd=job.cwd,
-        options=job.msrun_options,
+        options=job.launcher_options,
+        world_size=job.world_size,
+        local_world_size=job.local_world_size,
         program=job.program,
         program_args=job.args,
         env=job.env,

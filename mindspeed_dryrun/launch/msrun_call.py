@@ -1,19 +1,17 @@
 """What `msrun` received, read as msrun 2.7.1 reads it, and kinder where a copied tutorial went wrong.
 
-The one source of truth about a job is the argument list after bash has expanded the script. This module turns it into
-an `MsrunCall`; it starts nothing and reads no file.
+It starts nothing and reads no file.
 """
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import PurePath
 
 from mindspeed_dryrun.errors import UsageError
+from mindspeed_dryrun.launch.captured_call import MSRUN, CapturedCall, drop_comments, is_flag
 
-# msrun 2.7.1's own options, all with one value. `rank` is not one of them: there it abbreviates `rank_table_file`, which
+# msrun's own options up to 2.10.0, all with one value. `rank` is not one of them: there it abbreviates `rank_table_file`, which
 # would take the job out of the simulated memory path. People who write it mean the rank of this node.
 OPTIONS = (
     "worker_num",
@@ -25,6 +23,7 @@ OPTIONS = (
     "join",
     "cluster_time_out",
     "bind_core",
+    "bind_numa",  # from 2.9.0 on
     "sim_level",
     "sim_rank_id",
     "rank_table_file",
@@ -42,6 +41,7 @@ _NOT_NEEDED = {
     "join",
     "cluster_time_out",
     "bind_core",
+    "bind_numa",
     "rank_table_file",
     "worker_log_name",
     "tail_worker_log",
@@ -49,31 +49,7 @@ _NOT_NEEDED = {
 _INTERPRETERS = {"python", "python3"}
 
 
-@dataclass(frozen=True)
-class MsrunCall:
-    """One call of msrun, understood. `program_args` and `options` are free of comment debris."""
-
-    argv: tuple[str, ...]
-    cwd: str
-    options: Mapping[str, str]  # msrun's own, by name without dashes; `--rank` is kept as node_rank
-    program: str
-    program_args: tuple[str, ...]
-    dropped: tuple[str, ...] = ()  # words that cannot be arguments, with the place where they were found
-    notes: tuple[str, ...] = ()
-    env: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)  # the script's exports
-
-    @property
-    def world_size(self) -> int:
-        """All ranks of all nodes."""
-        return int(self.options.get("worker_num", DEFAULT_WORKER_NUM))
-
-    @property
-    def local_worker_num(self) -> int:
-        """Ranks of one node."""
-        return min(int(self.options.get("local_worker_num", DEFAULT_WORKER_NUM)), self.world_size)
-
-
-def read_msrun_call(argv: Sequence[str], cwd: str, env: Mapping[str, str] | None = None) -> MsrunCall:
+def read_msrun_call(argv: Sequence[str], cwd: str, env: Mapping[str, str] | None = None) -> CapturedCall:
     """The call as a dataclass, or a `UsageError` that says what is wrong with it."""
     words, dropped = drop_comments(argv)
     options: dict[str, str] = {}
@@ -92,7 +68,7 @@ def read_msrun_call(argv: Sequence[str], cwd: str, env: Mapping[str, str] | None
         if name == "--rank":
             notes.append("--rank is read as the rank of this node (msrun itself would take it for --rank_table_file)")
         if not equals:
-            if position < program_at and not _is_flag(words[position]):
+            if position < program_at and not is_flag(words[position]):
                 value = words[position]
                 position += 1
             elif option in _NOT_NEEDED:
@@ -115,55 +91,20 @@ def read_msrun_call(argv: Sequence[str], cwd: str, env: Mapping[str, str] | None
         program, rest = rest[0], rest[1:]
     if strays:
         dropped.append(f"'{' '.join(strays)}' among msrun's options (a placeholder that was never filled in?)")
-    return MsrunCall(
+    world_size = int(options.get("worker_num", DEFAULT_WORKER_NUM))
+    return CapturedCall(
+        launcher=MSRUN,
         argv=tuple(argv),
         cwd=cwd,
         options=options,
+        world_size=world_size,
+        local_world_size=min(int(options.get("local_worker_num", DEFAULT_WORKER_NUM)), world_size),
         program=program,
         program_args=tuple(rest),
         dropped=tuple(dropped),
         notes=tuple(notes),
         env=dict(env or {}),
     )
-
-
-def drop_comments(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Arguments without the debris of comments inside quoted strings, and what was dropped.
-
-    `ARGS="--recompute-granularity full \\   # every layer"` reaches a program as the words `\\`, `#`, `every`, `layer`. A word
-    that starts with `#` takes the words after it along, up to the next flag: what follows could be on the next line.
-    """
-    kept: list[str] = []
-    dropped: list[str] = []
-    debris: list[str] = []
-    in_comment = False
-
-    def flush() -> None:
-        if debris:
-            place = f" after {' '.join(kept[-2:])}" if kept else ""
-            dropped.append(f"'{' '.join(debris)}'{place}")
-            debris.clear()
-
-    for word in argv:
-        if word.startswith("#"):
-            in_comment = True
-            debris.append(word)
-        elif (in_comment and not _ends_comment(word)) or word.strip() == "\\":
-            debris.append(word)
-        else:
-            in_comment = False
-            flush()
-            kept.append(word)
-    flush()
-    return kept, dropped
-
-
-def _ends_comment(word: str) -> bool:
-    return (word.startswith("--") and len(word) > 2) or word.endswith(".py")
-
-
-def _is_flag(word: str) -> bool:
-    return word.startswith("-") and not word[1:].isdigit()
 
 
 def _program_index(words: Sequence[str]) -> int:
@@ -174,9 +115,9 @@ def _program_index(words: Sequence[str]) -> int:
     index = 0
     while index < len(words):
         word = words[index]
-        if not _is_flag(word):
+        if not is_flag(word):
             return index
-        index += 1 if "=" in word or index + 1 >= len(words) or _is_flag(words[index + 1]) else 2
+        index += 1 if "=" in word or index + 1 >= len(words) or is_flag(words[index + 1]) else 2
     return len(words)
 
 
@@ -210,8 +151,3 @@ def _check_numbers(options: dict[str, str], notes: list[str]) -> None:
     for name in ("node_rank", "master_port"):
         if name in options and not options[name].lstrip("-").isdigit():
             notes.append(f"--{name} is '{options.pop(name)}', not a number; a dry run does not need it")
-
-
-def program_name(call: MsrunCall) -> str:
-    """`pretrain_gpt.py`, whatever its folder."""
-    return PurePath(call.program).name

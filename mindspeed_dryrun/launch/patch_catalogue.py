@@ -17,8 +17,9 @@ A file:
         called: always                 # or never (default), or a list of conditions on flags (`rank/patch_calls.py`): a
                                        # patch that should have been called and was not stops the run
         purpose: batch sizes           # patches of one purpose stand for each other: one of them must have been called
+        as_is: true                    # what the handler returns is bound itself, where its identity matters; not counted
         moved_to: [MODULE:ATTRIBUTE]   # where later releases have the target; the first that is there is taken
-        since: 2.3.0                   # first release of the package that has the target
+        since: 2.3.0                   # first release of the package that needs it; or by package: {mindspore: 2.8.0}
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ TRAINERS = ("script", "embedded")
 ENGINES = ("mindspore", "torch_npu")
 _FILE_FIELDS = {"project", "package", "versions", "engine", "patches"}
 _PATCH_FIELDS = {"name", "target", "package", "versions", "why", "without", "trainers", "called", "purpose", "moved_to",
-                 "since", *ACTIONS}  # fmt: skip
+                 "since", "as_is", *ACTIONS}  # fmt: skip
 
 
 def built_in_files() -> list[Path]:
@@ -49,6 +50,11 @@ def built_in_files() -> list[Path]:
         if files:
             return files
     raise UsageError("The patch catalogue is missing from this installation; install mindspeed-dryrun again.")
+
+
+def signatures_file() -> Path:
+    """Signatures of the targets in the releases that work (`drift.py`), beside the catalogue."""
+    return built_in_files()[0].parent / "signatures.json"
 
 
 def compile(
@@ -72,8 +78,7 @@ def state(patch: dict[str, Any]) -> str:
         return "not installed"
     if "hide" in patch:
         return "applies"
-    version = installed.version(package)
-    if patch.get("since") and version and installed.number(version) < installed.number(str(patch["since"])):
+    if not installed.reaches(patch.get("since"), package):
         return "not needed"
     for target in patch.get("moved_to", ()):
         if installed.mentions(*str(target).split(":")):
@@ -98,6 +103,18 @@ def first_drift(patches: Iterable[dict[str, Any]], trainer: str, folders: Sequen
         sys.path[:] = before
         installed.version.cache_clear()
     return None
+
+
+def state_in(patch: dict[str, Any], release: str) -> str:
+    """`applies`, `applies, version not known` or `not needed` in a release of MindSpeed-LLM, whatever is installed."""
+    since = patch.get("since")
+    if isinstance(since, dict):
+        return "applies from " + " and ".join(f"{package} {version}" for package, version in since.items()) + " on"
+    if str(patch["package"]) != "mindspeed_llm":
+        return "applies"
+    if since and installed.number(release) < installed.number(str(since)):
+        return "not needed"
+    return "applies" if release in patch["versions"] else "applies, version not known"
 
 
 def _read(file: Path) -> list[dict[str, Any]]:
@@ -134,6 +151,8 @@ def _checked(entry: Any, content: dict[str, Any], file: Path) -> dict[str, Any]:
     engines = [content["engine"]] if "engine" in content else list(ENGINES)
     if not set(engines) <= set(ENGINES):
         raise UsageError(f"{file}: `engine` must be one of {', '.join(ENGINES)}.")
+    if entry.get("as_is") and entry.get("called", "never") != "never":
+        raise UsageError(f"{where}: the calls of a patch that is bound `as_is` are not counted, so `called` can say nothing.")
     try:
         Called.read(entry.get("called", "never"))
     except UsageError as error:

@@ -16,6 +16,7 @@ from mindspeed_dryrun import __version__
 from mindspeed_dryrun.engines.mindspore.engine import Engine
 from mindspeed_dryrun.errors import DryRunError, UsageError
 from mindspeed_dryrun.launch import patch_catalogue as catalogue
+from mindspeed_dryrun.launch.captured_call import TORCHRUN
 from mindspeed_dryrun.launch.job import Job
 from mindspeed_dryrun.launch.mock_inputs import dry_args
 from mindspeed_dryrun.launch.msrun_call import OPTIONS
@@ -41,6 +42,7 @@ class RankTask:
     rank: int
     represents: tuple[int, ...]
     stage: int | None
+    class_rank: int | None = None  # the representative of its class
     why: str  # what sets this rank's class apart
     argv: tuple[str, ...]
     env: dict[str, str] = field(repr=False)  # complete; `{record}` stands for the record's folder
@@ -71,6 +73,7 @@ class Plan:
     engine: Engine | None  # None where there is none: such a plan can be read, not run
     trainer: Trainer
     tasks: tuple[RankTask, ...]
+    classes: tuple[int, ...]  # the representatives of all rank classes, whether they are simulated or not
     microbatches: int  # per iteration, of the job's own number
     patches: tuple[dict[str, Any], ...] = ()
     notes: tuple[str, ...] = ()
@@ -106,11 +109,14 @@ def make_plan(job: Job, spec: RunSpec, engine: Engine | None, timeout_s: float =
     args, iterations, count = short_args(job, spec.microbatches)
     args, input_notes = dry_args(job, args)
     classes, checks = _with_checks(job, choose_ranks(job, spec.ranks), spec.check_classes)
+    every_class = rank_classes(job)
+    by_rank = {rank: item for item in every_class for rank in item.represents}
     tasks = tuple(
         RankTask(
             rank=item.rank,
             represents=item.represents,
             stage=item.stage if job.is_megatron else None,
+            class_rank=by_rank[item.rank].rank,
             why=item.why,
             argv=(sys.executable, "-m", "mindspeed_dryrun.rank", chosen.program, *args),
             env=rank_environment(job, engine, chosen, item.rank, iterations, spec),
@@ -131,6 +137,7 @@ def make_plan(job: Job, spec: RunSpec, engine: Engine | None, timeout_s: float =
         engine=engine,
         trainer=chosen,
         tasks=tasks,
+        classes=tuple(item.rank for item in every_class),
         microbatches=count,
         patches=tuple(catalogue.compile(extra=[Path(file) for file in spec.patch_files])),
         notes=tuple(notes),
@@ -203,7 +210,7 @@ def rank_environment(
         )
     )
     if spec.explain:
-        env["MS_ALLOC_CONF"] = f"memory_tracker:True,memory_tracker_path:{folder}"
+        env["MS_ALLOC_CONF"] = "memory_tracker:True,memory_tracker_path:."  # a rank works in its own folder
     env[config.VARIABLE] = json.dumps(
         {
             "mode": "rank",
@@ -221,8 +228,14 @@ def rank_environment(
 
 
 def rewritten_call(job: Job, level: int, out: Path) -> list[str]:
-    """The msrun call that a person would have to write by hand for this dry run: `--rank`, `--log_dir`, `--sim_level`."""
-    options = dict(job.msrun_options)
+    """The call that a person would have to write by hand: for msrun with `--rank`, `--log_dir`, `--sim_level`.
+
+    torchrun has no simulation: its call is the script's own, with the trainer arguments as they are run.
+    """
+    options = dict(job.launcher_options)
+    if job.launcher == TORCHRUN:
+        own = [word for name, value in options.items() for word in (f"--{name}", value)]
+        return [TORCHRUN, *own, job.program, *job.args]
     options.update(log_dir=str(out), sim_level=str(level))
     words = ["msrun"]
     for name in OPTIONS:

@@ -41,7 +41,7 @@ def run_for_real(job: Job, out: Path) -> Path:
 
 def real_call(job: Job, msrun: str, logs: Path) -> list[str]:
     """The job's own call, cut to a few iterations, with its logs beside the record and without saving."""
-    options = {name: value for name, value in job.msrun_options.items() if name not in ("sim_level", "sim_rank_id")}
+    options = {name: value for name, value in job.launcher_options.items() if name not in ("sim_level", "sim_rank_id")}
     options.update(log_dir=str(logs), join="True")
     words = [word for name, value in options.items() for word in (f"--{name}", value)]
     args = without(short_args(job, "all")[0], ["--save", "--tensorboard-dir"])

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,8 +14,8 @@ from typing import TYPE_CHECKING
 from mindspeed_dryrun import __version__
 from mindspeed_dryrun.engines.mindspore.engine import Engine, choose_engine
 from mindspeed_dryrun.errors import DryRunError, UsageError
+from mindspeed_dryrun.launch.captured_call import MSRUN, CapturedCall
 from mindspeed_dryrun.launch.job import Job, understand
-from mindspeed_dryrun.launch.msrun_call import MsrunCall
 from mindspeed_dryrun.launch.plan import DEFAULT_TIMEOUT_S, Plan, check_results, make_plan
 from mindspeed_dryrun.launch.script import capture
 from mindspeed_dryrun.record.criteria import Criteria, device_of_logs, make_criteria, named_device
@@ -37,6 +38,8 @@ class Execution:
     executor: str = "local"
     timeout_s: float = DEFAULT_TIMEOUT_S
     fresh: bool = False  # nothing of an earlier run is used again
+    cold: bool = False  # every rank is started by itself
+    cache: bool = False  # ranks that were counted before, in whichever record, are not counted again
     shared: Shared | None = None  # with other runs of this process
 
 
@@ -88,17 +91,31 @@ def run_plan(plan: Plan, out: Path, execution: Execution, view: View | None = No
     """Runs the ranks that the record does not hold yet, and what decides a close verdict; writes `report.json`."""
     from mindspeed_dryrun.launch.deciding import deciding_plan
 
-    report = _run(plan, out, execution, view)
-    closer = deciding_plan(plan, report)
-    if closer is not None:
-        _run(closer, out / "deciding", execution, view)
-        return _write_report(Record.open(out))
+    with _shared(plan, execution) as execution:
+        report = _run(plan, out, execution, view)
+        closer = deciding_plan(plan, report)
+        if closer is not None:
+            _run(closer, out / "deciding", execution, view)
+            return _write_report(Record.open(out))
     return report
+
+
+@contextlib.contextmanager
+def _shared(plan: Plan, execution: Execution) -> Iterator[Execution]:
+    """The execution with one set of warm servers for all that is run of a plan; of one rank alone none is worth while."""
+    from mindspeed_dryrun.launch.executors import Shared, host
+
+    if execution.shared or execution.executor != "local":
+        yield execution
+        return
+    with Shared(execution.jobs or host.usable_cores(), execution.cold or len(plan.tasks) < 2) as shared:
+        yield dataclasses.replace(execution, shared=shared)
 
 
 def _run(plan: Plan, out: Path, execution: Execution, view: View | None) -> Report:
     # Only a run needs these: a plan is shown without them.
     from mindspeed_dryrun.launch.executors import Event, get_executor
+    from mindspeed_dryrun.launch.rank_cache import open_cache
     from mindspeed_dryrun.record.summary import build_report
 
     if plan.problem:
@@ -110,13 +127,21 @@ def _run(plan: Plan, out: Path, execution: Execution, view: View | None) -> Repo
     done = record.ranks_done()
     missing = [task for task in plan.tasks if task.rank not in done]
     view = view or (lambda event: None)
+    cache = open_cache(plan, execution.cache)
+    if cache:
+        restored = {task.rank for task in missing if cache.restore(task, record.path)}
+        missing = [task for task in missing if task.rank not in restored]
+        done |= restored
     for rank in build_report(record.path).ranks if done else ():
         if rank.rank in done:
             view(Event(rank.rank, "finished", result=rank))
     try:
         if missing:
-            get_executor(execution.executor, execution.jobs, execution.shared).run(missing, record.path, view)
+            executor = get_executor(execution.executor, execution.jobs, execution.shared, cold=execution.cold)
+            executor.run(missing, record.path, view)
     finally:  # also after Ctrl-C: the report of what is known
+        if cache:
+            cache.keep(missing, record.path)
         report = _write_report(record)
     return report
 
@@ -133,13 +158,16 @@ def _write_report(record: Record) -> Report:
 def job_of_record(file: JobFile) -> Job:
     """The job of a record, to be planned again; `UsageError` where the record does not hold enough."""
     call = file.call
-    world = str(file.job.world_size)
-    known = {"worker_num": world, "local_worker_num": str(min(8, file.job.world_size))}  # before version 2
+    options = call.options if call else {}  # before version 2
+    local = options.get("local_worker_num") or options.get("nproc_per_node") or "8"
     return understand(
-        MsrunCall(
+        CapturedCall(
+            launcher=call.launcher if call else MSRUN,
             argv=(),
             cwd=call.cwd if call else file.details.cwd,
-            options={**(call.options if call else known), "worker_num": world},
+            options=options,
+            world_size=file.job.world_size,
+            local_world_size=min(int(local) if local.isdigit() else 8, file.job.world_size),
             program=call.program if call else file.details.program,
             program_args=file.job.trainer_args,
             env={**os.environ, **(call.env if call else {})},
@@ -181,8 +209,8 @@ def job_file(plan: Plan) -> JobFile:
         engine=engine,
         spec=plan.spec,
         call=LauncherCall(
-            launcher="msrun",
-            options=job.msrun_options,
+            launcher=job.launcher,
+            options=job.launcher_options,
             program=job.program,
             args=job.args,
             cwd=job.cwd,
@@ -194,6 +222,7 @@ def job_file(plan: Plan) -> JobFile:
         not_counted=tuple(not_counted(plan)),
         notes=plan.notes,
         plan=tuple(task.planned() for task in plan.tasks),
+        classes=plan.classes,
     )
 
 

@@ -1,6 +1,6 @@
-"""Runs a user's script, as it is, up to the `msrun` it calls, and reads the call.
+"""Runs a user's script, as it is, up to the `msrun` or `torchrun` it calls, and reads the call.
 
-bash does the expanding: the script runs in the user's working directory with our `msrun` first on PATH. It is run to
+bash does the expanding: the script runs in the user's working directory with our launchers first on PATH. It is run to
 learn its call and not for its effects: programs that write, delete, copy, stop or connect are stood in for (`stand_ins.py`),
 redirections into files go to /dev/null (`shim/capture.bash`, `script_text.py`), and where the kernel has Landlock nothing
 outside a temporary folder can be written at all (`rank/confinement.py`).
@@ -28,11 +28,11 @@ from typing import Any
 
 from mindspeed_dryrun.errors import UsageError, check_interrupted, did_you_mean
 from mindspeed_dryrun.launch import script_text
-from mindspeed_dryrun.launch.executors import guard
-from mindspeed_dryrun.launch.msrun_call import MsrunCall, read_msrun_call
+from mindspeed_dryrun.launch.captured_call import CapturedCall
+from mindspeed_dryrun.launch.read_call import read_call
 from mindspeed_dryrun.launch.stand_ins import REMOTE, SHIM, write_programs
 from mindspeed_dryrun.rank import activation as config
-from mindspeed_dryrun.rank import confinement
+from mindspeed_dryrun.rank import confinement, guard
 from mindspeed_dryrun.rank.confinement import kernel_confines
 
 TIME_LIMIT_S = 60.0
@@ -49,8 +49,8 @@ def capture(
     sets: Mapping[str, str] | None = None,
     script_args: Sequence[str] = (),
     env: Mapping[str, str] | None = None,
-) -> MsrunCall:
-    """The one msrun call of a script, run with `env` exported. `UsageError` if it makes none, two, or fails before."""
+) -> CapturedCall:
+    """The one launcher call of a script, run with `env` exported. `UsageError` if it makes none, two, or fails before."""
     if not script.is_file():
         raise UsageError(f"There is no script {script}.")
     text, sets = script.read_bytes().decode("utf-8", "surrogateescape"), sets or {}
@@ -71,16 +71,16 @@ def capture(
     if not calls:
         raise UsageError(_why_no_call(script, status, output, launchers))
     if len(calls) > 1:
-        raise UsageError(f"{script} calls msrun {len(calls)} times, and a dry run is of one job: keep one, or split the script.")
+        raise UsageError(f"{script} calls {calls[0]['program']} {len(calls)} times, and a dry run is of one job: keep one call.")
     for name in elsewhere:
         if name not in found and name not in exported:
             raise UsageError(_no_assignment(script, name, script_text.assigned_names(text)))
-    call = read_msrun_call(calls[0]["argv"], calls[0]["cwd"], _script_environment(calls[0]["env"]))
+    call = read_call(calls[0]["program"], calls[0]["argv"], calls[0]["cwd"], _script_environment(calls[0]["env"]))
     notes = list(call.notes)
     if absent:
         notes.append(f"not on this machine, and taken to be on that of the training: {', '.join(dict.fromkeys(absent))}")
     if skipped:
-        notes.append(f"steps of the script around msrun were left out: {', '.join(dict.fromkeys(skipped))}")
+        notes.append(f"steps of the script around {call.launcher} were left out: {', '.join(dict.fromkeys(skipped))}")
     return replace(call, notes=tuple(notes))
 
 
@@ -164,20 +164,20 @@ def _why_no_call(script: Path, status: int | None, output: str, launchers: Seque
     last = f" It said last: {said[-1]}" if said else ""
     if launchers and launchers[0] in REMOTE:
         return (
-            f"{script} starts its workers on other machines with {launchers[0]}, and calls no msrun itself. "
+            f"{script} starts its workers on other machines with {launchers[0]}, and calls neither msrun nor torchrun. "
             "Give the script that runs on one node."
         )
     if launchers:
-        return f"{script} starts its workers with {launchers[0]}, not with msrun: it is not a MindSpore script."
+        return f"{script} starts its workers with {launchers[0]}, not with msrun or torchrun: this launcher is not known."
     if status is None:
-        return f"{script} did not reach msrun within {TIME_LIMIT_S:.0f} s.{last}"
+        return f"{script} reached neither msrun nor torchrun within {TIME_LIMIT_S:.0f} s.{last}"
     if status != 0:
-        return f"{script} failed before it called msrun (exit status {status}).{last}"
-    return f"{script} never calls msrun.{last}"
+        return f"{script} failed before it called msrun or torchrun (exit status {status}).{last}"
+    return f"{script} calls neither msrun nor torchrun.{last}"
 
 
 def _script_environment(env: Mapping[str, str]) -> dict[str, str]:
-    """The environment msrun would have had: the user's and the script's exports, without ours."""
+    """The environment the launcher would have had: the user's and the script's exports, without ours."""
     result = {name: value for name, value in env.items() if name not in _OURS and not name.startswith(_OUR_PREFIX)}
     programs = env.get("__dryrun_bin", "")
     folders = [part for part in env.get("PATH", "").split(os.pathsep) if part != programs]
@@ -195,6 +195,7 @@ def _without_places(call: dict[str, Any], places: str) -> dict[str, Any]:
         return text.replace(places, "")
 
     return {
+        "program": call["program"],
         "argv": [own(word) for word in call["argv"]],
         "cwd": own(call["cwd"]) or "/",
         "env": {name: value if name.startswith(_OUR_PREFIX) else own(value) for name, value in call["env"].items()},

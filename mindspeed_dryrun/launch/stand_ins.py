@@ -10,6 +10,7 @@ import shlex
 import sys
 from pathlib import Path
 
+from mindspeed_dryrun.launch.read_call import LAUNCHERS
 from mindspeed_dryrun.rank import activation
 
 SHIM = Path(activation.SHIM)
@@ -20,7 +21,7 @@ _QUIET = (
     "systemctl", "reboot",
 )  # fmt: skip
 REMOTE = ("ssh", "pdsh", "ansible", "kubectl", "sbatch")
-_OTHER_LAUNCHERS = ("torchrun", "mpirun", "mpiexec", "deepspeed", "accelerate")
+_OTHER_LAUNCHERS = ("mpirun", "mpiexec", "deepspeed", "accelerate")
 _PYTHONS = ("python", "python3", *(f"python3.{minor}" for minor in range(7, 15)))
 # Programs that start another one. Those of _KEPT run for real where that other one is not ours: they change nothing but it.
 _KEPT = ("nohup", "setsid", "nice", "ionice", "stdbuf", "taskset", "chrt", "timeout", "time", "numactl")
@@ -91,11 +92,11 @@ for word; do
     case $word in
     -m) case $* in
         *mindspore.parallel.cluster.run*) while [ "$1" != -m ]; do shift; done; shift 2; exec msrun "$@";;
-        *torch.distributed*) echo "python -m torch.distributed" >> "$__dryrun_bin/../launchers"; exit 0;;
+        *torch.distributed.run*|*torch.distributed.launch*) while [ "$1" != -m ]; do shift; done; shift 2; exec torchrun "$@";;
         *"-m pip "*) exit 0;; esac; break;;
     -c) break;;
     -*) ;;
-    */msrun) while [ "$1" != "$word" ]; do shift; done; shift; exec msrun "$@";;
+    */msrun|*/torchrun) while [ "$1" != "$word" ]; do shift; done; shift; exec "${word##*/}" "$@";;
     *.py) printf "%s\\n" "{name} $word" >> "$__dryrun_bin/../skipped"; exit 0;;
     *) break;;
     esac
@@ -113,13 +114,13 @@ def write_programs(folder: Path) -> None:
 
 
 def _programs() -> dict[str, str]:
-    python, msrun = shlex.quote(sys.executable), shlex.quote(str(SHIM / "msrun.py"))
+    ours = f"exec {shlex.quote(sys.executable)} -I -S {shlex.quote(str(SHIM / 'launcher.py'))}"
     return {
         **dict.fromkeys(_QUIET, "exit 0"),
         **{name: f'printf "%s\\n" {name} >> "$__dryrun_bin/../launchers"; exit 0' for name in (*_OTHER_LAUNCHERS, *REMOTE)},
         **{name: _KEPT_STARTER + _real(name) for name in _KEPT},
         **dict.fromkeys(_DROPPED, _STARTER),
-        **{name: _PYTHON.format(name=name) + _real(name) for name in _PYTHONS},
+        **{name: _PYTHON.replace("{name}", name) + _real(name) for name in _PYTHONS},
         "env": _ENV + _real("env"),
         "npu-smi": _real("npu-smi", _NPU_SMI),
         "tee": "exec cat",
@@ -128,7 +129,7 @@ def _programs() -> dict[str, str]:
         "sed": f"for word; do case $word in -i*|-[nrEsz]*i*|--in-place*) exit 0;; esac; done; {_real('sed')}",
         # dash does not read BASH_ENV, and with it what a nested script must not do
         "sh": 'exec bash "$@"',
-        "msrun": f'exec {python} -I -S {msrun} "$@"',
+        **{name: f'{ours} {name} "$@"' for name in LAUNCHERS},
     }
 
 

@@ -14,6 +14,7 @@ from mindspeed_dryrun.engines.packages import engine_path
 from mindspeed_dryrun.errors import DryRunError, UsageError
 from mindspeed_dryrun.launch.job import Job
 from mindspeed_dryrun.launch.mock_inputs import dry_args
+from mindspeed_dryrun.launch.stack import PYTHON, missing_packages
 from mindspeed_dryrun.megatron import flags as embedded_flags
 from mindspeed_dryrun.megatron import settings
 from mindspeed_dryrun.rank.confinement import kernel_confines
@@ -94,11 +95,12 @@ def _script_trainer(job: Job) -> Trainer:
         path += adapter or engine_path()
     except DryRunError as error:
         problem = problem or str(error)
-    lacking = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
+    root = _core_ms(job.env)
+    if root and (root / PYTHON).is_dir():
+        path.append(str(root / PYTHON))
+    lacking = [name for name in missing_packages(root) if name.split("==")[0] in _PACKAGES]
     if lacking and not problem:
-        problem = (
-            f"it imports {' and '.join(lacking)}, not installed: pip install -r MindSpeed-Core-MS/requirements.txt"
-        )
+        problem = f"it imports {' and '.join(lacking)}, not installed: pip install {' '.join(lacking)}"
     return Trainer("script", str(program), tuple(path), problem)
 
 

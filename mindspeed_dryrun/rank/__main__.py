@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 
+from mindspeed_dryrun.rank.leave import run_and_leave
 from mindspeed_dryrun.rank.worker import main
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    run_and_leave(lambda: main(sys.argv[1:]))

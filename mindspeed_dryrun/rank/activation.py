@@ -9,9 +9,8 @@ from typing import Any
 VARIABLE = "MINDSPEED_DRYRUN"
 # In `lib64` of the stand-in, and of no real CANN.
 STAND_IN_LIBRARY = "libstandin.so"
-
-# How a sentence of ours begins in a worker's log.
-ERROR_MARK = "mindspeed-dryrun: error: "
+# Before a sentence of ours in a rank's log; what reads logs knows a line with `: error: ` for an error.
+ERROR_PREFIX = "mindspeed-dryrun: error: "
 # First on the PATH of an activated shell: the folder of our msrun.
 SHIM = os.path.join(os.path.dirname(os.path.dirname(os.path.realpath(__file__))), "launch", "shim")
 

@@ -6,6 +6,7 @@ import ast
 import importlib.metadata
 import re
 import sys
+from collections.abc import Mapping
 from functools import cache
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
@@ -49,12 +50,34 @@ def version(package: str) -> str | None:
         return _megatron_version()
     spec = _find(top)
     folder = Path(next(iter(spec.submodule_search_locations))) if spec and spec.submodule_search_locations else None
+    if folder and top == "mindspeed_llm" and (found := mindspeed_llm_release(folder.parent)):
+        return found
     if folder and (found := _assigned_version(folder.parent / "setup.py")):
         return found
     try:
         return importlib.metadata.version(top)
     except importlib.metadata.PackageNotFoundError:
         return None
+
+
+# From 26.0.0 on setup.py says 26.0.0dev0 in every release. A module that came with a release tells it from the one before;
+# the last one came after the last release.
+MASTER = "master"
+_LLM_SIGNS = (
+    (MASTER, "features_manager/memory/swap_layer_input.py"),
+    ("26.1.0", "core/models/deepseek4/deepseek4_model.py"),
+)
+
+
+def mindspeed_llm_release(tree: Path) -> str | None:
+    """The release of a tree of MindSpeed-LLM: what setup.py says, or what the tree holds where setup.py does not tell."""
+    said = _assigned_version(tree / "setup.py")
+    if said is None or "dev" not in said:
+        return said
+    for release, module in _LLM_SIGNS:
+        if (tree / "mindspeed_llm" / module).is_file():
+            return release
+    return said.partition("dev")[0]
 
 
 def _megatron_version() -> str | None:
@@ -74,8 +97,20 @@ def _assigned_version(file: Path) -> str | None:
 
 
 def number(text: str) -> tuple[int, ...]:
-    """`2.3.0` or `26.0.0dev0` as numbers that can be compared."""
+    """`2.3.0` or `26.0.0dev0` as numbers that can be compared; what has no number is later than all that have one."""
+    if text == MASTER:
+        return (sys.maxsize,)
     return tuple(int(part) for part in re.findall(r"\d+", text.partition("dev")[0]))
+
+
+def reaches(since: object, package: str) -> bool:
+    """Whether what is installed is not older than `since`: a version of `package`, or versions by package.
+
+    What is of unknown version counts as new enough.
+    """
+    wanted = since if isinstance(since, Mapping) else {package: since} if since else {}
+    found = {name: version(name) for name in wanted}
+    return all(number(found[name] or MASTER) >= number(str(least)) for name, least in wanted.items())
 
 
 def mentions(module: str, path: str) -> bool:
@@ -102,7 +137,7 @@ def has_attribute(module: str, path: str) -> bool | None:
     except SyntaxError:
         return None
     for index, name in enumerate(path.split(".")):
-        found = _names(body)
+        found = names_of(body)
         if name not in found:
             return None if "*" in found or index else False
         definition = found[name]
@@ -112,7 +147,7 @@ def has_attribute(module: str, path: str) -> bool | None:
     return True
 
 
-def _names(body: list[ast.stmt]) -> dict[str, ast.AST]:
+def names_of(body: list[ast.stmt]) -> dict[str, ast.AST]:
     """Names bound at the top of a body, also inside `if`, `try` and `with` there."""
     names: dict[str, ast.AST] = {}
     for node in body:
@@ -128,7 +163,7 @@ def _names(body: list[ast.stmt]) -> dict[str, ast.AST]:
                         names[name.id] = node
         else:
             for part in ("body", "orelse", "finalbody"):
-                names.update(_names(getattr(node, part, [])))
+                names.update(names_of(getattr(node, part, [])))
             for handler in getattr(node, "handlers", []):
-                names.update(_names(handler.body))
+                names.update(names_of(handler.body))
     return names

@@ -144,7 +144,8 @@ def drift(patch: Patch) -> DriftError | None:
 
     Not left to the import: a module that upstream has moved may never be imported, and nobody would miss the patch.
     """
-    if patch.get("hide") or not _in_range(patch) or not installed.has_package(_package(patch)):
+    package = _package(patch)
+    if patch.get("hide") or not installed.reaches(patch.get("since"), package) or not installed.has_package(package):
         return None
     patch = _resolved(patch)
     module, attribute = target_of(patch)
@@ -155,7 +156,7 @@ def drift(patch: Patch) -> DriftError | None:
 
 def _wait_for(patches: Sequence[Patch]) -> None:
     for patch in patches:
-        if patch["name"] in _state.known or not _in_range(patch):
+        if patch["name"] in _state.known or not installed.reaches(patch.get("since"), _package(patch)):
             continue
         patch = patch if patch.get("hide") else _resolved(patch)
         module, _ = target_of(patch)
@@ -172,12 +173,6 @@ def _wait_for(patches: Sequence[Patch]) -> None:
         _state.waiting.setdefault(module, []).append(patch)
         if loaded:
             _apply_or_queue(patch)
-
-
-def _in_range(patch: Patch) -> bool:
-    """Whether the installed release is one that this patch is for; one of unknown version is."""
-    since, version = patch.get("since"), installed.version(_package(patch)) if patch.get("since") else None
-    return not since or not version or installed.number(version) >= installed.number(str(since))
 
 
 def _package(patch: Patch) -> str:
@@ -248,7 +243,7 @@ def _new_function(patch: Patch, function: Callable[..., Any]) -> Any:
     if "handler" in patch:
         module, _, name = str(patch["handler"]).partition(":")
         new = getattr(importlib.import_module(module), name)(function)
-        return new if patch.get("internal") else _counted(str(patch["name"]), new)
+        return new if patch.get("internal") or patch.get("as_is") else _counted(str(patch["name"]), new)
     answer, argument = patch.get("return"), patch.get("return_argument")
 
     def replaced(*args: Any, **kwargs: Any) -> Any:

@@ -14,7 +14,8 @@ from typing import Any
 from mindspeed_dryrun.errors import DryRunError
 from mindspeed_dryrun.rank import activation as config
 from mindspeed_dryrun.rank import callback_pause as pause
-from mindspeed_dryrun.rank import patcher, progress
+from mindspeed_dryrun.rank import patcher, progress, upstream_errors
+from mindspeed_dryrun.rank.activation import ERROR_PREFIX
 from mindspeed_dryrun.rank.confinement import confine
 
 # Where the trainer's libraries keep what they would otherwise put into the user's home and temporary folders.
@@ -28,24 +29,26 @@ def main(argv: Sequence[str]) -> int:
         return 2
     try:
         check_simulation()
+        stay_in_folder(config.current().get("scratch"))
         prepare()
         progress.phase("importing")
         run_program(argv[0], argv[1:])
         finish()
     except DryRunError as error:
-        say(error)
+        say_error(str(error))
         return error.exit_status
-    except BaseException:
-        # What upstream made of an exception of ours hides it; the cause is the sentence.
-        for failure in patcher.failures()[:1]:
-            say(failure)
+    except Exception as error:
+        for failure in patcher.failures()[:1]:  # what upstream made of an exception of ours hides it
+            say_error(str(failure))
+        if sentence := upstream_errors.explain(error, argv[1:]):
+            say_error(sentence)
         raise
     return 0
 
 
-def say(error: DryRunError) -> None:
-    """The sentence that becomes the rank's error: the log's reader knows it by its beginning."""
-    print(f"{config.ERROR_MARK}{error}", file=sys.stderr, flush=True)
+def say_error(sentence: str) -> None:
+    """Before any traceback, so that the sentence is the first error of the rank's log."""
+    print(f"{ERROR_PREFIX}{sentence}", file=sys.stderr, flush=True)
 
 
 def check_simulation() -> None:
@@ -84,7 +87,7 @@ def _stop_unless_simulated() -> None:
         check_engine()
     except DryRunError as error:
         # At once: MindSpore does not survive an import that ends half way, and nothing has been done yet.
-        say(error)
+        say_error(str(error))
         os._exit(error.exit_status)
 
 
@@ -99,16 +102,19 @@ def engine_simulates() -> bool | None:
     return bool(question())
 
 
-def prepare() -> None:
-    """Patches in force, and nothing written outside the rank's own folder: caches of its libraries go there as well."""
-    settings = config.current()
-    sys.dont_write_bytecode = True
-    scratch = settings.get("scratch")
+def stay_in_folder(scratch: str | None) -> None:
+    """Nothing is written outside the rank's own folder; the caches of its libraries go there as well."""
     if scratch:
         for variable in _CACHES:
             os.environ[variable] = os.path.join(scratch, variable.lower())
         Path(os.environ["TMPDIR"]).mkdir(parents=True, exist_ok=True)
         confine(os.path.dirname(scratch))
+
+
+def prepare() -> None:
+    """Patches in force, in a rank or in a process that ranks are forked from."""
+    settings = config.current()
+    sys.dont_write_bytecode = True
     os.environ.setdefault("MS_DRY_RUN", "1")
     pause.load()
     patcher.install(patches_for(settings))
@@ -122,7 +128,7 @@ def prepare_activated() -> None:
         check_simulation()
         prepare()
     except DryRunError as error:
-        raise SystemExit(f"{config.ERROR_MARK}{error}") from None
+        raise SystemExit(f"{ERROR_PREFIX}{error}") from None
 
 
 def patches_for(settings: dict[str, Any]) -> list[dict[str, Any]]:

@@ -168,6 +168,11 @@ class Report:
         return 3 if self.verdict is Verdict.DOES_NOT_FIT or short else 0
 
     @property
+    def exit_status_of_ranks(self) -> int:
+        """The same for one share of a job's ranks: an open verdict is not a failure."""
+        return 0 if self.ranks and all(rank.status is Status.OK for rank in self.ranks) else self.exit_status
+
+    @property
     def stage_peaks(self) -> dict[int, StagePeak]:
         """The largest figures of each stage, in order; a rank without figures counts nothing."""
         peaks: dict[int, StagePeak] = {}

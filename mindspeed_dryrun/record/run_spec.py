@@ -61,6 +61,7 @@ class PlannedRank:
     rank: int
     represents: tuple[int, ...]
     stage: int | None = None
+    class_rank: int | None = None  # the representative of its class
     why: str | None = None
     argv: tuple[str, ...] = ()
     timeout_s: float | None = None
@@ -101,6 +102,7 @@ class JobFile:
     not_counted: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     plan: tuple[PlannedRank, ...] = ()
+    classes: tuple[int, ...] = ()  # representatives of all rank classes: without one of each there is no verdict
 
     def to_json(self) -> dict[str, Any]:
         """The shape of `job.json`."""

@@ -53,13 +53,13 @@ def build_report(record_dir: Path) -> Report:
     missing = sorted(plan.keys() - results.keys())
     if missing:
         notes.append(f"not run: {_ranks(missing)}; start the same launch again to run what is missing")
-    known = {number for rank in represents.values() for number in rank}
+    seen = {plan[rank].class_rank for rank in results}
     return summarise(
         job.job,
         job.engine,
         ranks,
         job.criteria or make_criteria(engine=job.engine.name or "mindspore"),
-        complete=not missing and len(known) >= job.job.world_size,
+        complete=not missing and seen.issuperset(job.classes),
         not_counted=job.not_counted,
         notes=notes,
     )

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from mindspeed_dryrun.errors import UsageError
-from mindspeed_dryrun.rank.activation import ERROR_MARK
+from mindspeed_dryrun.rank.activation import ERROR_PREFIX
 from mindspeed_dryrun.record.model import Status
 
 _WORKER_LOG = re.compile(r"worker_(\d{1,7})\.log")
@@ -43,7 +43,7 @@ _RAISED = re.compile(rb"[A-Za-z_][\w.]*: .*|(?:\w+\.)*[A-Z]\w*:?")  # what ends 
 _EXCEPTION = re.compile(
     rb"(?:[A-Za-z_][\w.]*(?:Error|Exception)|Fatal Python error|[\w./-]+: error): .*|terminate called after .*"
 )
-_OWN = ERROR_MARK.encode()
+_OWN = ERROR_PREFIX.encode()
 _TRACEBACK = b"Traceback (most recent call last)"
 _LOGGED = (b"[ERROR]", b"[CRITICAL]")
 _BARE = (b"rror: ", b"xception: ", b"terminate called after ")  # exceptions without a traceback before them

@@ -95,6 +95,8 @@ def phase_text(event: Event) -> str:
     if event.phase == "iteration":
         memory = f", {event.memory_mb}M so far" if event.memory_mb else ""
         return f"iteration {event.done} of {event.total}{memory}"
+    if event.start and event.start.startswith("cold: "):
+        return f"starting cold: {event.start.removeprefix('cold: ')}"
     return plain(event.phase or "starting")
 
 

@@ -14,8 +14,8 @@ from typing import Protocol
 
 from mindspeed_dryrun.errors import DryRunError
 from mindspeed_dryrun.estimate.strategy import Strategy, apply
+from mindspeed_dryrun.launch.captured_call import CapturedCall
 from mindspeed_dryrun.launch.job import Job, understand
-from mindspeed_dryrun.launch.msrun_call import MsrunCall
 from mindspeed_dryrun.launch.run import Execution, dry_run_beside
 from mindspeed_dryrun.record.model import Report, StagePeak
 from mindspeed_dryrun.record.run_spec import RunSpec
@@ -57,21 +57,21 @@ def read_measurement(report: Report, seconds: float, record: str | None = None) 
     return Measurement(report.stage_peaks, seconds, len(report.ranks), None, record)
 
 
-def job_of(call: MsrunCall, script: str, strategy: Strategy, cards_per_node: int) -> Job:
+def job_of(call: CapturedCall, script: str, strategy: Strategy, cards_per_node: int) -> Job:
     """The script's job with this strategy on the cards that it needs."""
-    options = {
-        **call.options,
-        "worker_num": str(strategy.world),
-        "local_worker_num": str(min(cards_per_node, strategy.world)),
-    }
-    changed = dataclasses.replace(call, options=options, program_args=apply(call.program_args, strategy))
+    changed = dataclasses.replace(
+        call,
+        world_size=strategy.world,
+        local_world_size=min(cards_per_node, strategy.world),
+        program_args=apply(call.program_args, strategy),
+    )
     return understand(changed, script)
 
 
 class DryRuns:
     """Measures by `launch`'s own dry run, one record a strategy below `folder`."""
 
-    def __init__(self, call: MsrunCall, script: str, cards_per_node: int, folder: Path, spec: RunSpec, execution: Execution):
+    def __init__(self, call: CapturedCall, script: str, cards_per_node: int, folder: Path, spec: RunSpec, execution: Execution):
         self.call, self.script, self.cards_per_node = call, script, cards_per_node
         self.folder, self.spec, self.execution = folder, spec, execution
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from report_samples import job_file
 
 from mindspeed_dryrun.commands import main
 from mindspeed_dryrun.engines.mindspore.engine import Engine, choose_engine
@@ -41,11 +42,14 @@ def task(engine: Engine, rank: int = 0, program: str = PROGRAM, **env: str) -> R
     environment = engine.environment({**os.environ, "PYTHONPATH": str(ROOT)})
     activation = {"mode": "rank", "rank": rank, "progress": f"{{record}}/ranks/{rank:05d}/progress.jsonl"}
     environment |= {"RANK_ID": str(rank), "RANK_SIZE": "2", "MINDSPEED_DRYRUN": json.dumps(activation), **env}
-    return RankTask(rank, (rank,), rank, "", (sys.executable, "-c", program), environment, 300, 2)
+    argv = (sys.executable, "-c", program)
+    return RankTask(
+        rank=rank, represents=(rank,), stage=rank, why="", argv=argv, env=environment, timeout_s=300, iterations=2
+    )
 
 
 def a_record(path: Path) -> Path:
-    return Record.create(path, {"fingerprint": "1", "plan": [{"rank": 0, "represents": [0]}]}).path
+    return Record.create(path, job_file(plan=((0, (0,)),))).path
 
 
 def test_a_rank_of_the_real_engine(engine: Engine, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from mindspeed_dryrun.commands import doctor, main
 from mindspeed_dryrun.doctor import checks
 from mindspeed_dryrun.doctor.checks import Check
 from mindspeed_dryrun.errors import DryRunError
+from mindspeed_dryrun.launch.releases import TREES
 
 
 def test_a_missing_mindspore_names_the_command(mocker) -> None:
@@ -27,27 +28,35 @@ def test_a_cpu_only_mindspore_is_wrong(mocker, tmp_path: Path) -> None:
     assert "CPU-only build" in checks.mindspore().found and checks.mindspore().state == "wrong"
 
 
-def test_another_version_works_and_is_noted(mocker, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("version", "state"), [("2.7.1", "ok"), ("2.10.0", "ok"), ("2.6.0", "note")])
+def test_versions_that_the_tests_pass_on_are_good_and_others_are_noted(mocker, tmp_path: Path, version: str, state: str) -> None:
     (tmp_path / "lib" / "plugin").mkdir(parents=True)
     (tmp_path / "lib" / "plugin" / "libmindspore_ascend.so.2").touch()
-    mocker.patch.object(checks, "find_mindspore", return_value=(tmp_path, "2.8.0"))
-    assert checks.mindspore().state == "note"
+    mocker.patch.object(checks, "find_mindspore", return_value=(tmp_path, version))
+    assert checks.mindspore().state == state
 
 
-def test_upstream_is_optional_and_found_by_its_variable(tmp_path: Path) -> None:
+def test_upstream_is_optional(tmp_path: Path) -> None:
     assert {check.state for check in checks.upstream({})} == {"absent"}
-    for tree, package in (("MindSpeed-LLM", "mindspeed_llm"), ("MindSpeed", "mindspeed"), ("Megatron-LM", "megatron")):
+
+
+def test_the_release_and_what_is_missing_are_shown(mocker, tmp_path: Path) -> None:
+    for tree, package in TREES.items():
         (tmp_path / tree / package).mkdir(parents=True)
-    (tmp_path / "MindSpeed-LLM" / ".git").mkdir()
-    (tmp_path / "MindSpeed-LLM" / ".git" / "HEAD").write_text("ref: refs/heads/2.2.0\n")
-    found = {check.name: check for check in checks.upstream({checks.CORE_MS_VARIABLE: str(tmp_path)})}
-    assert found["MindSpeed-LLM"].state == "ok" and "2.2.0" in found["MindSpeed-LLM"].found
-    assert found["MindSpeed"].state == "note"  # there, but of no known version
+    (tmp_path / "MindSpeed-LLM" / "setup.py").write_text("__version__ = '2.3.0'\n")
+    mocker.patch.object(checks, "missing_packages", return_value=["scikit-learn", "networkx"])
+    environ = {checks.CORE_MS_VARIABLE: str(tmp_path)}
+    found = {check.name: check for check in checks.upstream(environ)}
+    assert (found["Upstream release"].found, found["Upstream release"].state) == ("2.3.0", "ok")
+    assert found["MindSpeed"].wanted == "2.3.0_core_r0.12.1" and found["MindSpeed"].state == "ok"
+    assert found["Upstream's packages"].mend == "pip install scikit-learn networkx"
+    shutil.rmtree(tmp_path / "Megatron-LM")
+    assert {check.name: check for check in checks.upstream(environ)}["Megatron-LM"].state == "wrong"
 
 
 def test_a_variable_that_names_no_folder_is_wrong(tmp_path: Path) -> None:
     (found,) = checks.upstream({checks.CORE_MS_VARIABLE: str(tmp_path / "nowhere")})
-    assert found.state == "wrong" and "nowhere is no folder" in found.found
+    assert found.state == "wrong" and "nowhere is not a directory" in found.found
 
 
 def test_little_disk_and_memory_are_wrong(mocker) -> None:

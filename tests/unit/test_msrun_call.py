@@ -18,7 +18,12 @@ def test_options_program_and_arguments() -> None:
     call = read("--worker_num 16 --local_worker_num=8 --join=True pretrain_gpt.py --seq-length 4096 --bf16")
     assert call.options == {"worker_num": "16", "local_worker_num": "8", "join": "True"}
     assert (call.program, call.program_args) == ("pretrain_gpt.py", ("--seq-length", "4096", "--bf16"))
-    assert (call.world_size, call.local_worker_num, call.cwd) == (16, 8, "/here")
+    assert (call.world_size, call.local_world_size, call.cwd) == (16, 8, "/here")
+
+
+def test_binding_to_numa_nodes_is_an_option_of_msrun_2_9_and_changes_nothing_here() -> None:
+    call = read_msrun_call(["--worker_num", "4", "--bind_numa", "True", "train.py", "--num-layers", "2"], "/")
+    assert call.options["bind_numa"] == "True" and call.program == "train.py"
 
 
 def test_msrun_defaults_to_eight_workers() -> None:

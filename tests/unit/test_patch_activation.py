@@ -118,7 +118,7 @@ def test_msrun_finds_its_python_under_any_name(name: str, tmp_path: Path) -> Non
         )
     )
     shim = Path(activation.SHIM, "msrun")
-    probe = tmp_path / "msrun.py"
+    probe = tmp_path / "launcher.py"
     probe.write_text("import sys; sys.stdout.buffer.write(__import__('os').fsencode(sys.executable))")
     (tmp_path / "msrun").write_bytes(shim.read_bytes())
     script = os.fsencode(f"{text}\nsh '{tmp_path}/msrun'\n")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 
 from mindspeed_dryrun.errors import UsageError
 from mindspeed_dryrun.launch import patch_catalogue as catalogue
+from mindspeed_dryrun.launch import releases
 
 
 def write(path: Path, text: str) -> Path:
@@ -93,3 +95,18 @@ def test_states(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert state("state_fork.other:f") == "target missing"
     assert state("nowhere.train:f", package="nowhere") == "not installed"
     assert "state_fork" not in sys.modules
+
+
+def test_every_place_names_the_same_versions_of_mindspore() -> None:
+    from packaging.specifiers import SpecifierSet
+
+    known = next(patch["versions"] for patch in catalogue.compile() if patch["package"] == "mindspore")
+    assert tuple(known) == releases.MINDSPORE_VERSIONS
+    project = Path(__file__).parents[2]
+    extra = re.search(r'"mindspore([^"]+)"', (project / "pyproject.toml").read_text())
+    assert extra and list(SpecifierSet(extra.group(1)).filter(known)) == known
+    script = (project / "tests" / "engine_versions.sh").read_text()
+    assert f"versions=({' '.join(known[1:])})" in script  # the first is the default run's
+    default = (project / "launch" / "environment.sh").read_text()
+    assert f"MINDSPORE=${{MINDSPORE:-{known[0]}}}" in default
+    assert {release.mindspore for release in releases.RELEASES.values()} <= set(known)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from mindspeed_dryrun.rank import installed
 from mindspeed_dryrun.rank import patcher as engine
 
 HANDLERS = "patch_test_handlers"
@@ -285,3 +286,22 @@ def test_a_patch_for_later_releases_is_left_out_of_an_earlier_one(project: Calla
     project(other__here="def f(): ...\n", setup="__version__ = '2.2.0'\n")
     engine.install([patch("p", "other.not_yet:f", skip=True, since="2.3.0")])
     assert engine.calls() == {}
+
+
+def test_a_patch_may_need_a_release_of_another_package(project: Callable[..., None]) -> None:
+    project(other__here="", upstream="def f():\n    return 1\n", setup="__version__ = '2.8.0'\n")
+    installed.version.cache_clear()
+    engine.install([
+        patch("too-early", "upstream:f", since={"other": "2.10.0"}, **{"return": 2}),
+        patch("late-enough", "upstream:f", since={"other": "2.8.0"}, **{"return": 3}),
+    ])  # fmt: skip
+    assert imported("upstream").f() == 3 and set(engine.calls()) == {"late-enough"}
+
+
+def test_what_is_bound_as_it_is_keeps_its_identity(project: Callable[..., None]) -> None:
+    project(
+        upstream="class Function:\n    @staticmethod\n    def setup(): ...\n",
+        user="def mine(): ...\ndef handler(original):\n    return mine\n",
+    )
+    engine.install([patch("p", "upstream:Function.setup", handler="user:handler", as_is=True)])
+    assert imported("upstream").Function.setup is imported("user").mine

@@ -254,12 +254,12 @@ def test_set_reaches_defaults_from_the_environment(home: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("echo nothing to do\n", "never calls msrun"),
+        ("echo nothing to do\n", "calls neither msrun nor torchrun"),
         ("msrun --worker_num 2 a.py\nmsrun --worker_num 2 b.py\n", "calls msrun 2 times"),
-        ("echo 'no such model' >&2; exit 7\nmsrun a.py\n", r"failed before it called msrun \(exit status 7\).*no such model"),
+        ("echo 'no such model' >&2; exit 7\nmsrun a.py\n", r"failed before it called msrun or torchrun \(exit status 7\).*no such model"),
         ("set -e\nfalse\nmsrun a.py\n", "failed before it called msrun"),
         ("set -u\nmsrun a.py $UNSET_THING\n", "UNSET_THING"),
-        ("torchrun --nproc_per_node 8 pretrain_gpt.py\n", "torchrun, not with msrun"),
+        ("deepspeed pretrain_gpt.py\n", "deepspeed, not with msrun or torchrun"),
         ("msrun --worker_num --node_rank 0 a.py\n", "lost its value"),
         ("msrun --gpus 8 a.py\n", "no option --gpus"),
         ("ssh node1 'cd /job && msrun a.py'\n", "on other machines with ssh.*the script that runs on one node"),
@@ -279,7 +279,7 @@ def test_no_script(home: Path) -> None:
 
 def test_a_script_that_never_ends(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(script_module, "TIME_LIMIT_S", 1.0)
-    with pytest.raises(UsageError, match="did not reach msrun within 1 s"):
+    with pytest.raises(UsageError, match="reached neither msrun nor torchrun within 1 s"):
         capture(write(home, "while true; do sleep 1; done\nmsrun a.py\n"))
     assert capture(write(home, "msrun --worker_num 2 a.py\nwhile true; do sleep 1; done\n")).world_size == 2
 
@@ -321,3 +321,16 @@ case x in y) O=1 ;; esac
 
 def test_set_quotes_its_value() -> None:
     assert set_variables("A=1\n", {"A": "two words; rm -rf /"}) == "A='two words; rm -rf /'\n"
+
+
+@pytest.mark.parametrize(
+    "start",
+    ["torchrun", "python -m torch.distributed.run", "python3 -u -m torch.distributed.launch", "nohup /opt/venv/bin/torchrun"],
+)
+def test_every_way_to_start_torchrun_is_captured(home: Path, start: str) -> None:
+    script = home / "train.sh"
+    script.write_text(f'export TASK_QUEUE_ENABLE=2\nN=4\n{start} --nproc_per_node $N --nnodes 2 pretrain_gpt.py --seq-length 8 > log 2>&1 &\nwait $!\n')
+    call = capture(script)
+    assert (call.launcher, call.world_size, call.local_world_size) == ("torchrun", 8, 4)
+    assert (call.program, call.program_args) == ("pretrain_gpt.py", ("--seq-length", "8"))
+    assert call.env["TASK_QUEUE_ENABLE"] == "2" and not (home / "log").exists()

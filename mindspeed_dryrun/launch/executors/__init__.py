@@ -1,6 +1,6 @@
 """Where ranks run. An executor is a small protocol; nothing else in the code knows on which machine a rank is.
 
-`rank` runs one rank and decides what became of it, `guard` is the process that holds its tree together, `local` runs
+`rank` runs one rank and decides what became of it, `warm` has ranks forked instead of started, `local` runs
 ranks on this machine, `ray` on a Ray cluster.
 """
 
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from mindspeed_dryrun.errors import Interrupted as Interrupted
 from mindspeed_dryrun.errors import UsageError
+from mindspeed_dryrun.launch.executors.warm import Servers
 from mindspeed_dryrun.record.model import RankReport
 
 if TYPE_CHECKING:
@@ -33,14 +34,26 @@ class Event:
     memory_mb: int | None = None  # device memory so far
     host_rss_mb: int | None = None
     result: RankReport | None = None  # with "finished"
+    start: str | None = None  # with "started": "warm", "cold", or "cold: " and why it could not be warm
 
 
 class Shared:
-    """What executors that run at the same time in one process share: so many ranks at once, and the wish to stop."""
+    """What executors that run at the same time in one process share: places for ranks, warm servers, and the order to stop.
 
-    def __init__(self, jobs: int) -> None:
+    Use it as a context manager where runs follow one another: their servers end with it.
+    """
+
+    def __init__(self, jobs: int, cold: bool = False) -> None:
         self.stop = threading.Event()
+        self.servers = None if cold else Servers()
         self._free = threading.Semaphore(jobs)
+
+    def __enter__(self) -> Shared:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.servers:
+            self.servers.close()
 
     def take(self) -> bool:
         """A place for one more rank, if there is one."""
@@ -64,14 +77,19 @@ def interrupted(caught: Sequence[int]) -> Interrupted:
     return Interrupted(caught[0] if caught else signal.SIGINT, "The same launch continues with what is missing.")
 
 
-def get_executor(name: str, jobs: int | None = None, shared: Shared | None = None) -> Executor:
-    """`local` or `ray`. `jobs` bounds how many ranks run at once; by default the machine, or the cluster, does."""
+def get_executor(
+    name: str, jobs: int | None = None, shared: Shared | None = None, *, cold: bool = False
+) -> Executor:
+    """`local` or `ray`. `jobs` bounds how many ranks run at once; by default the machine, or the cluster, does.
+
+    `cold` starts every rank by itself; ranks on a cluster always are.
+    """
     if jobs is not None and jobs < 1:
         raise UsageError(f"--jobs {jobs}: at least one rank must run at a time.")
     if name == "local":
         from mindspeed_dryrun.launch.executors.local import LocalExecutor
 
-        return LocalExecutor(jobs, shared)
+        return LocalExecutor(jobs, shared, cold)
     if name == "ray":
         from mindspeed_dryrun.launch.executors.ray import RayExecutor
 

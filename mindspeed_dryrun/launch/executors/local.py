@@ -26,14 +26,26 @@ _TICK_S = 0.2
 
 @dataclass
 class LocalExecutor:
-    """`jobs` ranks at once; by default as many as there are cores. Free host memory bounds both."""
+    """`jobs` ranks at once; by default as many as there are cores. Free host memory bounds both.
+
+    Ranks are forked from a warm server where there is more than one, unless `cold`.
+    """
 
     jobs: int | None = None
     shared: Shared | None = None
+    cold: bool = False
 
     def run(self, tasks: Sequence[RankTask], record: Path, on_event: Callable[[Event], None]) -> None:
         """See `Executor`."""
-        shared = self.shared or Shared(self.jobs or host.usable_cores())
+        if self.shared:
+            self._run(tasks, record, on_event, self.shared)
+            return
+        with Shared(self.jobs or host.usable_cores(), self.cold or len(tasks) < 2) as shared:
+            self._run(tasks, record, on_event, shared)
+
+    def _run(
+        self, tasks: Sequence[RankTask], record: Path, on_event: Callable[[Event], None], shared: Shared
+    ) -> None:
         state = _State(deque(tasks), record, shared)
         with Record(record).claimed(task.rank for task in tasks), ending_on_signals(shared.stop) as caught:
             try:
@@ -109,7 +121,7 @@ class _State:
 
     def _run(self, task: RankTask) -> None:
         try:
-            run_rank(task, self.record, self.events.put, self.stop)
+            run_rank(task, self.record, self.events.put, self.stop, servers=self.shared.servers)
         except BaseException as error:
             # The record cannot be written, or a fault of ours: more ranks would end the same way.
             self.errors.append(error)

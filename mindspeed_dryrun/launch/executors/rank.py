@@ -15,13 +15,16 @@ import sys
 import threading
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mindspeed_dryrun.errors import DryRunError
-from mindspeed_dryrun.launch.executors import Event, guard
+from mindspeed_dryrun.launch.executors import Event
+from mindspeed_dryrun.launch.executors.warm import ColdStart, Guard, Servers
 from mindspeed_dryrun.rank import activation as config
+from mindspeed_dryrun.rank import guard
+from mindspeed_dryrun.rank.warm_server import MARK
 from mindspeed_dryrun.record.communication import used_groups
 from mindspeed_dryrun.record.model import RankReport, Status
 from mindspeed_dryrun.record.store import rank_folder, write_json
@@ -30,7 +33,6 @@ from mindspeed_dryrun.record.worker_log import RankLog, read_worker_log
 if TYPE_CHECKING:
     from mindspeed_dryrun.launch.plan import RankTask
 
-_MARK = "MINDSPEED_DRYRUN_TASK"  # tells a rank's processes from all others should its guard be killed
 _TICK_S = 0.2
 _CRASHES = {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE}
 
@@ -96,11 +98,13 @@ def run_rank(
     on_event: Callable[[Event], None] = lambda event: None,
     stop: threading.Event | None = None,
     temporary: bool = False,
+    servers: Servers | None = None,
 ) -> RankReport | None:
     """Runs one rank in `ranks/NNNNN` of the record and writes its `result.json` last of all.
 
     None when `stop` ended it: then nothing is left of it but its log, and it counts as not run. `DryRunError` when the
-    record cannot be written. A `temporary` record is removed should this process be killed.
+    record cannot be written. A `temporary` record is removed should this process be killed. With `servers` the rank is
+    forked from a process that has imported everything, if it can be; `result.json` says how it was started.
     """
     record = record.absolute()
     folder = rank_folder(record, task.rank)
@@ -110,7 +114,8 @@ def run_rank(
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True, exist_ok=True)
         with open(log_path, "ab") as log_file:
-            outcome = _watch(task, command, record, log_file.fileno(), progress, on_event, stop, temporary)
+            run = _Run(task, record, log_file.fileno(), progress, on_event, stop or threading.Event())
+            outcome = run.watch(run.start_guard(command, temporary, servers))
     except OSError as error:
         raise DryRunError(f"Cannot run rank {task.rank} in {folder}: {error.strerror or error}.") from None
     if outcome.ended == "stopped":
@@ -133,7 +138,7 @@ def run_rank(
         iterations=progress.done,
         why=task.why,
     )
-    result = {**_result(report, outcome, log, command, note), "groups": used_groups(record, task.rank)}
+    result = {**_result(report, outcome, log, command, note), "groups": used_groups(record, task.rank), "start": run.start}
     write_json(folder / "result.json", result)
     on_event(
         Event(task.rank, "finished", progress.phase, progress.done, progress.total, log.used_peak_mb, result=report)
@@ -178,69 +183,81 @@ def judge(
     return Status.OK, None, "several memory blocks with different figures; the largest are shown" if log.differs else None
 
 
-def _watch(
-    task: RankTask,
-    command: list[str],
-    record: Path,
-    log: int,
-    progress: Progress,
-    on_event: Callable[[Event], None],
-    stop: threading.Event | None,
-    temporary: bool,
-) -> Outcome:
-    """Starts the guard and follows it to its end."""
-    mark, folder = uuid.uuid4().hex, str(record) if temporary else ""
-    environment = {name: _placed(value, record, name == config.VARIABLE) for name, value in task.env.items()}
-    process = subprocess.Popen(
-        [sys.executable, "-I", "-S", guard.__file__, str(task.timeout_s), str(os.getpid()), folder, *command],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=log,
-        cwd=rank_folder(record, task.rank),
-        env={**environment, _MARK: mark},
-        start_new_session=True,
-    )
-    assert process.stdin and process.stdout
-    last: dict[str, Any] = {}
-    rss_mb: int | None = None
-    try:
-        on_event(Event(task.rank, "started", total=task.iterations))
-        with selectors.DefaultSelector() as selector:
-            selector.register(process.stdout, selectors.EVENT_READ)
-            text = b""
-            while True:
-                ready = selector.select(_TICK_S)
-                if stop is not None and stop.is_set() and not process.stdin.closed:
-                    process.stdin.close()
-                if ready:
-                    data = os.read(process.stdout.fileno(), 1 << 16)
-                    if not data:
-                        break
-                    *lines, text = (text + data).split(b"\n")
-                    last = json.loads(lines[-1]) if lines else last
-                    rss_mb = last.get("rss_mb", rss_mb)
-                if progress.read() or ready:
-                    on_event(
-                        Event(
-                            task.rank,
-                            "progress",
-                            progress.phase,
-                            progress.done,
-                            progress.total or task.iterations,
-                            progress.memory_mb,
-                            rss_mb,
-                        )
-                    )
-    finally:
-        process.stdin.close()  # in any case, also an exception's: the guard ends the tree
-        rest = process.stdout.read()  # until the guard has gone
-        process.stdout.close()
-        process.wait()
-        if "ended" not in last and b'"ended"' not in rest:
-            _sweep(mark)
-    if "ended" not in last:
-        return Outcome("stopped" if stop is not None and stop.is_set() else "lost", rss_mb=rss_mb)
-    return Outcome(**{name: value for name, value in last.items() if name != "left"})
+@dataclass
+class _Run:
+    """A rank under way, from its guard's start to its end."""
+
+    task: RankTask
+    record: Path
+    log: int
+    progress: Progress
+    on_event: Callable[[Event], None]
+    stop: threading.Event
+    mark: str = field(default_factory=lambda: uuid.uuid4().hex)
+    start: str = "cold"
+
+    def start_guard(self, command: list[str], temporary: bool, servers: Servers | None) -> Guard:
+        """The guard of this rank: forked where a server can do it, else started."""
+        folder = rank_folder(self.record, self.task.rank)
+        placed = {name: _placed(value, self.record, name == config.VARIABLE) for name, value in self.task.env.items()}
+        environment = {**placed, MARK: self.mark}
+        if servers is not None and not temporary:
+            try:
+                guard_process = servers.fork(self.task, environment, folder, self.log, self.stop.is_set)
+                self.start = "warm"
+                return guard_process
+            except ColdStart as reason:
+                self.start = f"cold: {reason}"
+        owned = str(self.record) if temporary else ""
+        process = subprocess.Popen(
+            [sys.executable, "-I", "-S", guard.__file__, str(self.task.timeout_s), str(os.getpid()), owned, *command],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self.log,
+            cwd=folder,
+            env=environment,
+            start_new_session=True,
+        )
+        assert process.stdin and process.stdout
+        return Guard(process.stdin, process.stdout, process.wait)
+
+    def watch(self, rank: Guard) -> Outcome:
+        """Follows the guard to its end."""
+        last: dict[str, Any] = {}
+        rss_mb: int | None = None
+        try:
+            self.on_event(Event(self.task.rank, "started", total=self.task.iterations, start=self.start))
+            with selectors.DefaultSelector() as selector:
+                selector.register(rank.stdout, selectors.EVENT_READ)
+                text = b""
+                while True:
+                    ready = selector.select(_TICK_S)
+                    if self.stop.is_set() and not rank.stdin.closed:
+                        rank.stdin.close()
+                    if ready:
+                        data = os.read(rank.stdout.fileno(), 1 << 16)
+                        if not data:
+                            break
+                        *lines, text = (text + data).split(b"\n")
+                        last = json.loads(lines[-1]) if lines else last
+                        rss_mb = last.get("rss_mb", rss_mb)
+                    if self.progress.read() or ready:
+                        self._say_progress(rss_mb)
+        finally:
+            rank.stdin.close()  # in any case, also an exception's: the guard ends the tree
+            rest = rank.stdout.read()  # until the guard has gone
+            rank.stdout.close()
+            rank.wait()
+            if "ended" not in last and b'"ended"' not in rest:
+                _sweep(self.mark)
+        if "ended" not in last:
+            return Outcome("stopped" if self.stop.is_set() else "lost", rss_mb=rss_mb)
+        return Outcome(**{name: value for name, value in last.items() if name != "left"})
+
+    def _say_progress(self, rss_mb: int | None) -> None:
+        at = self.progress
+        total = at.total or self.task.iterations
+        self.on_event(Event(self.task.rank, "progress", at.phase, at.done, total, at.memory_mb, rss_mb))
 
 
 def _placed(text: str, record: Path, in_json: bool = False) -> str:
@@ -251,7 +268,7 @@ def _placed(text: str, record: Path, in_json: bool = False) -> str:
 
 def _sweep(mark: str) -> None:
     """Kills what a guard that was killed itself has left behind."""
-    wanted = f"{_MARK}={mark}".encode()
+    wanted = f"{MARK}={mark}".encode()
     for entry in Path("/proc").iterdir():
         with contextlib.suppress(OSError, ValueError):
             if entry.name.isdigit() and wanted in (entry / "environ").read_bytes().split(b"\0"):

@@ -1,1 +1,1 @@
-"""What stands in for `msrun` and its surroundings while a script of the user's runs in bash."""
+"""What stands in for the launchers and their surroundings while a script of the user's runs in bash."""

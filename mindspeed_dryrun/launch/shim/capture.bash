@@ -14,7 +14,7 @@ set -T -C
 __dryrun_look() {
     shopt -s extdebug   # not at start: bash would look for its debugger
     [[ $PATH == "$__dryrun_bin":* ]] || PATH=$__dryrun_bin:$PATH
-    case ${FUNCNAME[1]:-} in __dryrun_* | cd | pushd | kill | ulimit | msrun | command_not_found_handle) return 0 ;; esac
+    case ${FUNCNAME[1]:-} in __dryrun_* | cd | pushd | kill | ulimit | msrun | torchrun | command_not_found_handle) return 0 ;; esac
     ((BASH_SUBSHELL)) || __dryrun_options=$-
     [[ -n $__dryrun_sets ]] && __dryrun_keep_set
     __dryrun_command=$BASH_COMMAND
@@ -213,6 +213,7 @@ command_not_found_handle() {
 ulimit() { builtin ulimit "$@" 2>/dev/null || :; }   # this machine may allow less
 kill() { :; }   # a builtin, so PATH cannot stand in for it
 msrun() { "$__dryrun_bin/msrun" "$@"; }   # `PATH=/opt/venv/bin:$PATH msrun …` would find another one
+torchrun() { "$__dryrun_bin/torchrun" "$@"; }
 
 [[ -n ${__dryrun_user_env:-} && -r ${__dryrun_user_env:-} ]] && . "$__dryrun_user_env"
 # `!` on both sides: a status other than 0 must not end a script that runs under `set -e`

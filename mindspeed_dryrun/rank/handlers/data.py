@@ -104,17 +104,6 @@ def as_first_tensor_rank(original: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def one_document(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Ends of the documents in a batch: one document of full length for each sample."""
-
-    @functools.wraps(original)
-    def call(origin_seq: Any) -> list[int]:
-        total, length = int(origin_seq.numel()), int(origin_seq.shape[-1])
-        return list(range(length, total + 1, length))
-
-    return call
-
-
 def received_shapes(original: Callable[..., Any]) -> Callable[..., Any]:
     """Shapes that the neighbouring stages announce: those of what this stage sends, else of a full batch."""
     last_sent: list[list[int]] = []
@@ -141,21 +130,3 @@ def _hidden_shape(config: Any) -> list[int]:
     if config.sequence_parallel:
         length //= args.tensor_model_parallel_size
     return [length, getattr(args, "actual_micro_batch_size", None) or args.micro_batch_size, config.hidden_size]
-
-
-def masks_of_one_document(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Masks and positions of a sample that is one document: there is nothing to reset at the ends of others."""
-
-    @functools.wraps(original)
-    def call(
-        data: Any,
-        eod_token: int,
-        reset_position_ids: bool,
-        reset_attention_mask: bool,
-        eod_mask_loss: bool,
-        *rest: Any,
-        **options: Any,
-    ) -> Any:
-        return original(data, eod_token, False, False, False, *rest, **options)
-
-    return call

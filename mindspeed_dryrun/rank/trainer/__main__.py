@@ -7,17 +7,14 @@ import sys
 
 from mindspeed_dryrun.megatron import settings as settings_module
 from mindspeed_dryrun.rank import progress
-from mindspeed_dryrun.rank.trainer import compatibility as adapt
+from mindspeed_dryrun.rank.trainer import imports
 
 
 def main(args: list[str]) -> None:
     """Runs the iterations the arguments ask for; the engine prints the memory block when the process ends."""
     settings = settings_module.read(args, int(os.environ.get("RANK_ID", "0")), int(os.environ.get("MS_WORKER_NUM", "1")))
     progress.phase("importing")
-    adapt.before_import()
-    import torch
-
-    adapt.after_import()
+    imports.load()
     from mindspeed_dryrun.rank.trainer import layers, loop, model, optimizer
     from mindspeed_dryrun.rank.trainer import process_groups as parallel
 
@@ -27,7 +24,6 @@ def main(args: list[str]) -> None:
     chunks = model.build(settings)
     loop.train(settings, chunks, optimizer.build(settings, chunks, model.params_dtype(settings)))
     progress.phase("finished")
-    del torch
 
 
 if __name__ == "__main__":

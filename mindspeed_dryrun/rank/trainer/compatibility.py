@@ -35,7 +35,6 @@ def after_import() -> None:
     _norms_and_scales()
     _pipeline_outputs()
     _one_collective_per_bucket()
-    _half_precision_by_dtype()
     _no_fp8_shards()
     _collectives_on_host(torch)
 
@@ -98,20 +97,6 @@ def _pipeline_outputs() -> None:
     schedules.custom_backward = backward
 
 
-def _half_precision_by_dtype() -> None:
-    """MSAdapter's tensor types do not tell integers from floats: token numbers would become 16-bit floats."""
-    import torch
-    from megatron.core.transformer import module
-
-    def to_half(value: Any, convert: Callable[[Any], Any]) -> Any:
-        def one(x: Any) -> Any:
-            return convert(x) if x is not None and x.dtype == torch.float32 else x
-
-        return module.conversion_helper(value, one)
-
-    module.fp32_to_float16 = to_half
-
-
 def _no_fp8_shards() -> None:
     """The distributed optimizer asks even where no parameter has 8 bits, and fails without Transformer Engine."""
     from megatron.core.optimizer import distrib_optimizer
@@ -122,23 +107,42 @@ def _no_fp8_shards() -> None:
 class _Buckets:
     """Stands for torch's coalescing manager, which MSAdapter lacks: the buckets' collectives run one by one."""
 
+    current: _Buckets | None = None
+
     def __init__(self, *_: Any, **__: Any) -> None:
-        pass
+        self.handles: list[Any] = []
 
     def __enter__(self) -> _Buckets:
+        _Buckets.current = self
         return self
 
     def __exit__(self, *_: Any) -> None:
-        pass
+        _Buckets.current = None
 
     def wait(self) -> None:
-        """Nothing is under way: in simulation a collective is over when it was launched."""
+        """From MindSpore 2.8 on a handle that is dropped before anybody has waited for it stops the run."""
+        for handle in self.handles:
+            handle.wait()
+        self.handles.clear()
 
 
 def _one_collective_per_bucket() -> None:
+    import torch
     from megatron.core.distributed import param_and_grad_buffer
 
+    def kept(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            handle = function(*args, **kwargs)
+            if handle is not None and _Buckets.current is not None:
+                _Buckets.current.handles.append(handle)
+            return handle
+
+        return call
+
     param_and_grad_buffer._coalescing_manager = _Buckets
+    for name in ("dist_all_gather_func", "dist_reduce_scatter_func"):
+        setattr(param_and_grad_buffer, name, kept(getattr(param_and_grad_buffer, name)))
+    torch.distributed.all_reduce = kept(torch.distributed.all_reduce)
 
 
 def _collectives_on_host(torch: Any) -> None:

@@ -8,6 +8,9 @@ still a descendant of this one. It ends the whole tree when the command ends, wh
 or SIGHUP, and when its stdin closes, which the kernel does for a launcher that dies, however it dies. LINGER is how many
 seconds the rest of the tree gets to end by itself after the command; none by default.
 
+A warm rank has the same guard: `warm_server` forks it from a process that has imported everything, and the rank is a
+function that the guard's child calls where a cold one executes a command.
+
 FOLDER is empty, or a temporary folder of the process LAUNCHER: it is removed when that process ends without having done
 so. This one then leaves its launcher's side, because a Ray worker kills its children when it is killed itself.
 
@@ -27,12 +30,17 @@ import signal
 import sys
 import time
 
+TYPE_CHECKING = False  # `typing` costs as much to import as the rest of this file
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import NoReturn
+
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _TICK_S = 0.05
 _SAMPLE_S = 1.0
 _KILL_S = 10.0  # a process in uninterruptible sleep cannot be waited for any longer
-_STOPS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
+_ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -41,26 +49,35 @@ def main() -> None:
     launcher, folder, command = int(sys.argv[2]), sys.argv[3], sys.argv[4:]
     if folder and os.fork():
         os._exit(0)
+    watch(timeout_s, lambda: _execute(command), linger_s)
+    if folder:
+        os.close(1)  # for the launcher this is the end of the rank
+        _outlive(launcher, folder)
+
+
+def watch(timeout_s: float, run: Callable[[], NoReturn], linger_s: float = 0.0) -> None:
+    """Calls `run` in a child and says on stdout how it went, when nothing of its tree is left."""
     prctl = ctypes.CDLL(None).prctl
     prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     wake_read, wake_write = os.pipe()
-    os.set_blocking(wake_write, False)
+    for descriptor in (wake_read, wake_write):
+        os.set_blocking(descriptor, False)
     signal.set_wakeup_fd(wake_write)
-    for number in (*_STOPS, signal.SIGCHLD):
+    for number in (*_ENDING, signal.SIGCHLD):
         signal.signal(number, lambda *_: None)
     begun = time.monotonic()
-    child = _start(command, prctl)
-    ended, status, peak_mb, sampled, linger_until = "exit", None, 0, 0.0, 0.0
+    child = _start(run, prctl, (wake_read, wake_write))
+    ended, status, peak_mb, sampled, until = "exit", None, 0, 0.0, 0.0
     while True:
         readable, _, _ = select.select([0, wake_read], [], [], _TICK_S)
-        stopped = 0 in readable or (wake_read in readable and not _STOPS.isdisjoint(os.read(wake_read, 512)))
+        caught = os.read(wake_read, 4096) if wake_read in readable else b""
         status = _reap(child) if status is None else status
         now = time.monotonic()
         if status is not None:
-            linger_until = linger_until or now + linger_s
-            if now >= linger_until or not descendants():
+            until = until or now + linger_s
+            if now >= until or not descendants():
                 break
-        if stopped:
+        if 0 in readable or any(number in caught for number in _ENDING):
             ended = "stopped"
             break
         if status is None and now - begun > timeout_s:
@@ -82,12 +99,10 @@ def main() -> None:
         rss_mb=max(peak_mb, usage.ru_maxrss // 1024),
         left=left,
     )
-    if folder:
-        os.close(1)  # for the launcher this is the end of the rank
-        _outlive(launcher, folder)
 
 
-def _start(command: list[str], prctl: ctypes._NamedFuncPointer) -> int:
+def _start(run: Callable[[], NoReturn], prctl: ctypes._NamedFuncPointer, own: tuple[int, ...]) -> int:
+    """The child that runs the rank; what the guard has open for itself (`own`) is closed in it."""
     guard = os.getpid()
     child = os.fork()
     if child:
@@ -97,15 +112,33 @@ def _start(command: list[str], prctl: ctypes._NamedFuncPointer) -> int:
         prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # should this guard itself be killed
         if os.getppid() != guard:
             os._exit(1)
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        no_input()
         os.dup2(2, 1)
-        for number in (*_STOPS, signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ):
+        signal.set_wakeup_fd(-1)
+        for number in (*_ENDING, signal.SIGCHLD):
             signal.signal(number, signal.SIG_DFL)
-        os.closerange(3, 256)
+        for descriptor in own:
+            os.close(descriptor)
+        run()
+    finally:
+        os._exit(127)
+
+
+def no_input() -> None:
+    """This process's stdin becomes empty."""
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+
+
+def _execute(command: list[str]) -> NoReturn:
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores these two, and its children would
+        signal.signal(number, signal.SIG_DFL)
+    os.closerange(3, 256)
+    try:
         os.execvp(command[0], command)
     except OSError as error:
         os.write(2, f"mindspeed-dryrun: error: cannot run {command[0]}: {error.strerror}\n".encode())
-    finally:
         os._exit(127)
 
 

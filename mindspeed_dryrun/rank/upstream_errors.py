@@ -1,0 +1,70 @@
+"""Errors of upstream's own that stop a script on an NPU too: what is wrong, and the flag that helps.
+
+Each entry was shown to come from code that runs on the host before any kernel does, so a real run meets it as well.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mindspeed_dryrun.megatron.arguments import Arguments
+from mindspeed_dryrun.rank.patch_calls import Called
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpstreamError:
+    """`error` is searched in the text of the exception; `when` are conditions on the trainer's flags (`patch_calls.py`)."""
+
+    error: str
+    when: tuple[str, ...] = ()
+    because: str
+    add: str
+
+
+KNOWN = (
+    UpstreamError(
+        error=r"'Namespace' object has no attribute 'transformer_impl'",
+        # features_manager/context_parallel/context_parallel_feature.py:115 of MindSpeed-LLM 26.1.0
+        because="from MindSpeed-LLM 2.3.0 on context parallelism reads --transformer-impl before its default is known",
+        add="--transformer-impl local",
+    ),
+    UpstreamError(
+        error=r"Target module MindSpeedTE\w+\(.*\) is not supported",
+        # peft knows Megatron's ColumnParallelLinear and RowParallelLinear only; up to 2.2.0 MindSpeed-LLM set `local`.
+        because="peft has no LoRA for the layers of --transformer-impl transformer_engine, the default from "
+        "MindSpeed-LLM 2.3.0 on",
+        add="--transformer-impl local",
+    ),
+    UpstreamError(
+        error=r"'GroupedMatmulV4'.*the size of x and weight should both be 1",
+        # te/pytorch/module/grouped_linear.py:60 of MindSpeed 26.1.0; MindSpore 2.7.1 to 2.10.0 infer no shape for it.
+        because="MindSpore's grouped product takes one weight, and --transformer-impl transformer_engine, the default from "
+        "MindSpeed-LLM 2.3.0 on, hands it one for each expert",
+        add="--transformer-impl local",
+    ),
+    UpstreamError(
+        error=r"For 'Split', x_shape\[1\] must be divisible by output_num = 2",
+        when=("--stage=dpo --pipeline-model-parallel-size>1 !--no-pad-to-seq-lengths",),
+        # Megatron's validate_args sets variable_seq_lengths to False; features_manager/finetune/finetune.py restores it
+        # with that flag only.
+        because="from MindSpeed-LLM 2.3.0 on DPO with several pipeline stages exchanges its doubled batches only with "
+        "--no-pad-to-seq-lengths; --variable-seq-lengths alone has no effect",
+        add="--no-pad-to-seq-lengths",
+    ),
+)
+_DISTRIBUTIONS = {"sklearn": "scikit-learn", "yaml": "PyYAML", "PIL": "pillow"}  # where the name to install is another
+
+
+def explain(error: BaseException, args: Sequence[str]) -> str | None:
+    """A sentence for the person at the keyboard, or None where the error is not one of these."""
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        package = error.name.partition(".")[0]
+        name = _DISTRIBUTIONS.get(package, package)
+        return f"The script imports {package}, which is not installed here. Run: pip install {name}"
+    text, arguments = str(error), Arguments(tuple(args))
+    for known in KNOWN:
+        if re.search(known.error, text) and (not known.when or Called(known.when).asked_for(arguments)):
+            return f"This script fails on an NPU too: {known.because}. Add it to the command: -- {known.add}"
+    return None

@@ -1,0 +1,84 @@
+"""`setup --stack`: trees of one release and the packages they import, in a folder of their own."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mindspeed_dryrun.commands import main
+from mindspeed_dryrun.errors import DryRunError, UsageError
+from mindspeed_dryrun.launch import releases, stack
+
+
+def git(folder: Path, *words: str) -> None:
+    identity = ("-c", "user.name=t", "-c", "user.email=t@example.org")
+    subprocess.run(["git", "-C", str(folder), *identity, *words], check=True, capture_output=True)
+
+
+@pytest.fixture
+def upstream(tmp_path: Path) -> Path:
+    """Three repositories with the branches of 2.3.0."""
+    for tree, reference in releases.named("2.3.0").references.items():
+        folder = tmp_path / "upstream" / tree
+        (folder / releases.TREES[tree]).mkdir(parents=True)
+        (folder / releases.TREES[tree] / "__init__.py").touch()
+        (folder / "setup.py").write_text("__version__ = '2.3.0'\n")
+        git(folder, "init", "-q", "-b", "main")
+        git(folder, "add", "-A")
+        git(folder, "commit", "-qm", "first")
+        git(folder, "tag", reference)
+    return tmp_path / "upstream"
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Path, list[str]]]:
+    """What would be installed: package indexes are not for unit tests."""
+    calls: list[tuple[Path, list[str]]] = []
+    monkeypatch.setattr(stack, "missing_packages", lambda folder: ["networkx", "peft==0.7.1"])
+    monkeypatch.setattr(stack, "_install", lambda folder, names: calls.append((folder, list(names))))
+    return calls
+
+
+def prepared(upstream: Path, into: Path, **options: object) -> Path:
+    return stack.prepare(releases.named("2.3.0"), into, say=lambda text: None, **options)  # type: ignore[arg-type]
+
+
+def test_trees_are_cloned_at_their_tags(upstream: Path, tmp_path: Path, installed: list[tuple[Path, list[str]]]) -> None:
+    into = prepared(upstream, tmp_path / "stack", base_url=upstream.as_uri() + "/")
+    assert releases.missing_trees(into) == [] and releases.release_of(into) == "2.3.0"
+    assert installed == [(into / stack.PYTHON, ["networkx", "peft==0.7.1"])]
+    prepared(upstream, into, base_url="file:///nowhere")  # what is there is not fetched again
+
+
+def test_a_tag_that_is_not_there_is_an_error_and_leaves_nothing(upstream: Path, tmp_path: Path) -> None:
+    with pytest.raises(DryRunError, match="Could not clone .*MindSpeed-LLM at 26.1.0"):
+        stack.prepare(releases.named("26.1.0"), tmp_path / "stack", base_url=upstream.as_uri(), say=lambda text: None)
+    assert not (tmp_path / "stack" / "MindSpeed-LLM").exists()
+
+
+@pytest.mark.usefixtures("installed")
+def test_trees_that_are_there_are_used_in_place(upstream: Path, tmp_path: Path) -> None:
+    into = prepared(upstream, tmp_path / "stack", source=upstream)
+    assert (into / "MindSpeed").resolve() == upstream / "MindSpeed"
+    with pytest.raises(UsageError, match=r"holds release 2\.3\.0, not 26\.1\.0"):
+        stack.prepare(releases.named("26.1.0"), tmp_path / "other", source=upstream)
+    with pytest.raises(UsageError, match="has no MindSpeed-LLM"):
+        prepared(upstream, tmp_path / "third", source=tmp_path)
+
+
+def test_pytorch_is_never_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    commands: list[list[str]] = []
+    record: Callable[..., None] = lambda command, *rest: commands.append(command)  # noqa: E731
+    monkeypatch.setattr(stack, "_run", record)
+    stack._install(tmp_path, ["networkx", "peft==0.7.1"])
+    plain, alone = commands
+    assert "networkx" in plain and "--no-deps" not in plain
+    assert "peft==0.7.1" in alone and "--no-deps" in alone
+
+
+@pytest.mark.parametrize("words", [["--stack", "26.1.0"], ["--into", "x"], ["--from", "x"], ["--stack", "1.0", "--into", "x"]])
+def test_wrong_use_is_refused(words: list[str]) -> None:
+    assert main(["setup", *words]) == 2

@@ -1,0 +1,69 @@
+"""Errors of upstream's own are said in a sentence with the flag that helps, and the sentence reaches the report."""
+
+from __future__ import annotations
+
+import io
+import sys
+from pathlib import Path
+
+import pytest
+
+from mindspeed_dryrun.rank import upstream_errors, worker
+from mindspeed_dryrun.record.worker_log import read_worker_log
+
+DPO = ["--stage", "dpo", "--pipeline-model-parallel-size", "4", "--variable-seq-lengths"]
+SPLIT = ValueError("For 'Split', x_shape[1] must be divisible by output_num = 2, but got 1")
+
+
+@pytest.mark.parametrize(
+    ("error", "args", "flag"),
+    [
+        (AttributeError("'Namespace' object has no attribute 'transformer_impl'"), [], "--transformer-impl local"),
+        (
+            ValueError("Target module MindSpeedTELayerNormColumnParallelLinear() is not supported. Currently, only"),
+            [],
+            "--transformer-impl local",
+        ),
+        (
+            ValueError("For 'GroupedMatmulV4', when split_item is 3. the size of x and weight should both be 1, but got"),
+            [],
+            "--transformer-impl local",
+        ),
+        (SPLIT, DPO, "--no-pad-to-seq-lengths"),
+    ],
+    ids=["context parallel", "LoRA", "experts", "DPO"],
+)
+def test_the_sentence_names_the_flag_to_add(error: Exception, args: list[str], flag: str) -> None:
+    sentence = upstream_errors.explain(error, args)
+    assert sentence and sentence.startswith("This script fails on an NPU too: ") and sentence.endswith(f"-- {flag}")
+
+
+def test_an_error_that_only_looks_like_one_is_not_explained() -> None:
+    assert upstream_errors.explain(ValueError("something else"), DPO) is None
+    assert upstream_errors.explain(SPLIT, ["--stage", "sft", "--pipeline-model-parallel-size", "4"]) is None
+    assert upstream_errors.explain(SPLIT, [*DPO, "--no-pad-to-seq-lengths"]) is None
+
+
+def test_a_missing_package_is_named_as_pip_knows_it() -> None:
+    error = ModuleNotFoundError("No module named 'sklearn.cluster'", name="sklearn.cluster")
+    assert upstream_errors.explain(error, []) == (
+        "The script imports sklearn, which is not installed here. Run: pip install scikit-learn"
+    )
+
+
+def test_the_sentence_is_the_first_error_of_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program = tmp_path / "pretrain_gpt.py"
+    program.write_text("from argparse import Namespace\nNamespace().transformer_impl\n")
+    monkeypatch.setattr(worker, "check_simulation", lambda: None)
+    monkeypatch.setattr(worker, "prepare", lambda: None)
+    monkeypatch.setattr(sys, "argv", ["rank"])
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    with pytest.raises(AttributeError):
+        worker.main([str(program)])
+    log = capsys.readouterr().err + (
+        "Traceback (most recent call last):\n  File \"x\"\nAttributeError: 'Namespace' object has no attribute 'transformer_impl'\n"
+    )
+    first = read_worker_log(io.BytesIO(log.encode())).first_error
+    assert first and first.startswith("This script fails on an NPU too: ")
