@@ -201,7 +201,7 @@ def test_a_rank_cannot_overwrite_files_of_the_user(home: Home) -> None:
 
 
 def test_a_checkpoint_is_not_saved(home: Home) -> None:
-    done = home.launch("--ranks", "1", TINY_MODE="save", TINY_CKPT=str(home.path / "ckpt" / "weights"))
+    done = home.launch(TINY_MODE="save", TINY_CKPT=str(home.path / "ckpt" / "weights"))
     assert done.returncode == 0, done.stdout + done.stderr
 
 
