@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 
 from mindspeed_dryrun import __version__
-from mindspeed_dryrun.errors import DryRunError, Interrupted, received
+from mindspeed_dryrun.errors import DryRunError, Interrupted, UsageError, did_you_mean, received
 from mindspeed_dryrun.terminal import plain, protect_streams
 
 # verb → one line of help. Each module has `add_arguments(parser)` and `run(args) -> exit status`, and its docstring
@@ -53,6 +53,9 @@ def _run_verb(words: list[str]) -> int:
     parser.add_argument("--version", action="version", version=f"mindspeed-dryrun {__version__}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     wanted = next((word for word in words if not word.startswith("-")), None)
+    if wanted is not None and wanted not in VERBS:
+        raise UsageError(f"There is no verb {wanted}{did_you_mean(wanted, VERBS)}. `mindspeed-dryrun --help` lists them.")
+    options: list[str] = []
     for verb, summary in VERBS.items():
         if verb == wanted:
             module = importlib.import_module(f"mindspeed_dryrun.commands.{verb}")
@@ -61,10 +64,23 @@ def _run_verb(words: list[str]) -> int:
             )
             module.add_arguments(sub)
             sub.set_defaults(run=module.run)
+            options = [name for action in sub._actions for name in action.option_strings]
         else:
             verbs.add_parser(verb, help=summary, add_help=False)
-    args = parser.parse_args(words, argparse.Namespace(after_dashes=after_dashes))
+    args, unknown = parser.parse_known_args(words, argparse.Namespace(after_dashes=after_dashes))
+    if unknown:
+        raise UsageError(_unknown(wanted or "", unknown[0].partition("=")[0], options))
     return int(args.run(args))
+
+
+def _unknown(verb: str, word: str, options: Sequence[str]) -> str:
+    """What to say about a word that the verb does not take."""
+    from mindspeed_dryrun.megatron.flags import FLAGS
+
+    if verb == "launch" and word in FLAGS:
+        return f"{word} is the trainer's: put it after `--`, as in `launch SCRIPT -- {word} …`."
+    what = "no option" if word.startswith("-") else "no place for"
+    return f"{verb} has {what} {word}{did_you_mean(word, options)}. `mindspeed-dryrun {verb} --help` lists its options."
 
 
 def status_of(run: Callable[[], int]) -> int:

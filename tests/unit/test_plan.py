@@ -110,7 +110,7 @@ def test_inputs_never_reach_a_rank(tmp_path: Path) -> None:
     args, notes = dry_args(found, found.args)
     assert not {"--load", "--save", "--data-path", "--tensorboard-dir", "--tokenizer-name-or-path", "your", "path"} & set(args)
     assert "--mock-data" in args
-    assert any("checkpoint 'ckpt' is not here" in note for note in notes)
+    assert any("not needed for a dry run: the checkpoint 'ckpt'" in note for note in notes)
     assert any("tokenizer 'your tokenizer path'" in note for note in notes)
     assert not any("data set" in note for note in notes)
 
