@@ -2,6 +2,7 @@
 
     python benchmarks/search_quality.py --out quality            # six models x cluster sizes, about 190 simulated ranks
     python benchmarks/search_quality.py --out quality --case 0   # one of them
+    python benchmarks/search_quality.py --out quality --experts --trainer script   # six mixtures, by the real MindSpeed-LLM
 
 For every case all strategies are dry-run; the budget is set between them; the search is run on the same engine. Shown: whether the
 winner is the one of the exhaustive table, how many dry runs each took, and the error of the memory prediction on the stages
@@ -18,7 +19,7 @@ import statistics
 from pathlib import Path
 
 from mindspeed_dryrun.devices.hardware import read_hardware
-from mindspeed_dryrun.estimate.strategy import Recompute, Strategy
+from mindspeed_dryrun.estimate.strategy import Recompute, Strategy, read_dispatcher
 from mindspeed_dryrun.launch.run import Execution
 from mindspeed_dryrun.launch.script import capture
 from mindspeed_dryrun.megatron.model_shape import read_shape
@@ -52,10 +53,44 @@ CASES = [
     ("Qwen2.5-7B, 6 layers, stages", 4, 6, "--hidden-size 3584 --ffn-hidden-size 18944 --num-attention-heads 28 --group-query-attention "
      "--num-query-groups 4 --padded-vocab-size 152064 --untie-embeddings-and-output-weights --add-qkv-bias --seq-length 16384"),
 ]  # fmt: skip
+_EXPERTS = (
+    "--moe-grouped-gemm --moe-permutation-async-comm --moe-router-load-balancing-type aux_loss --moe-aux-loss-coeff 0.001 "
+    "--make-vocab-size-divisible-by 1 --untie-embeddings-and-output-weights --use-rotary-position-embeddings "
+    "--ai-framework mindspore --distributed-backend nccl"
+)
+_LATENT = (
+    "--spec mindspeed_llm.tasks.models.spec.deepseek_spec layer_spec --multi-latent-attention --qk-pos-emb-head-dim 64 "
+    "--qk-head-dim 128 --kv-lora-rank 512 --v-head-dim 128 --qk-layernorm --shape-order BNSD"
+)
+_QWEN3 = (
+    "--spec mindspeed_llm.tasks.models.spec.qwen3_spec layer_spec --kv-channels 128 --qk-layernorm --norm-topk-prob "
+    "--hidden-size 2048 --ffn-hidden-size 6144 --num-attention-heads 32 --group-query-attention --num-query-groups 4 "
+    "--padded-vocab-size 151936 --num-experts 128 --moe-router-topk 8 --moe-ffn-hidden-size 768 --moe-layer-freq -1 "
+    "--first-k-dense-replace -1 --seq-length 4096"
+)
+MIXTURES = [
+    ("Qwen3-30B-A3B, 4 layers", 4, 4, f"{_QWEN3} --moe-token-dispatcher-type alltoall_seq {_EXPERTS}"),
+    ("Mixtral-8x7B, 4 layers", 4, 4, "--hidden-size 4096 --ffn-hidden-size 14336 --num-attention-heads 32 --group-query-attention "
+     "--num-query-groups 8 --padded-vocab-size 32000 --num-experts 8 --moe-router-topk 2 --moe-layer-freq -1 "
+     f"--first-k-dense-replace -1 --moe-token-dispatcher-type alltoall --seq-length 4096 {_EXPERTS}"),
+    ("DeepSeek-V2-Lite, 4 layers", 4, 4, f"{_LATENT} --hidden-size 2048 --ffn-hidden-size 10944 --num-attention-heads 16 "
+     "--padded-vocab-size 102400 --num-experts 64 --moe-router-topk 6 --moe-ffn-hidden-size 1408 --n-shared-experts 2 "
+     f"--first-k-dense-replace 1 --moe-layer-freq 1 --moe-token-dispatcher-type alltoall_seq --seq-length 4096 {_EXPERTS}"),
+    ("Qwen2-57B-A14B, 4 layers", 4, 4, "--hidden-size 3584 --ffn-hidden-size 18944 --num-attention-heads 28 --group-query-attention "
+     "--num-query-groups 4 --add-qkv-bias --padded-vocab-size 151936 --num-experts 64 --moe-router-topk 8 --n-shared-experts 8 "
+     "--moe-ffn-hidden-size 2560 --shared-expert-gate --moe-layer-freq -1 --first-k-dense-replace -1 "
+     f"--moe-token-dispatcher-type alltoall_seq --seq-length 4096 {_EXPERTS}"),
+    ("DeepSeek-V3, 4 layers, 64 experts", 4, 4, f"{_LATENT} --q-lora-rank 1536 --hidden-size 7168 --ffn-hidden-size 18432 "
+     "--num-attention-heads 128 --padded-vocab-size 129280 --num-experts 64 --moe-router-topk 8 --moe-ffn-hidden-size 2048 "
+     "--n-shared-experts 1 --first-k-dense-replace 1 --moe-layer-freq 1 --mtp-num-layers 1 "
+     f"--moe-token-dispatcher-type alltoall_seq --seq-length 4096 {_EXPERTS}"),
+    ("Qwen3-30B-A3B, 4 layers, gathered", 4, 4, f"{_QWEN3} --moe-token-dispatcher-type allgather {_EXPERTS}"),
+]  # fmt: skip
 _SPACE = Space(
     tp=(1, 2), pp=(1, 2), vpp=(1,), micro_batch=(1, 2), recompute=(Recompute(), Recompute("full", 1)), blocks=False,
     uneven=False, distributed_optimizer=(True,),
 )  # fmt: skip
+_EXPERT_SPACE = dataclasses.replace(_SPACE, micro_batch=(1,), ep=(2, 4))
 
 
 _BY_STAGE = dataclasses.replace(_SPACE, pp=(2,), micro_batch=(1,), recompute=(Recompute(),), blocks=True)
@@ -92,10 +127,10 @@ class Outcome:
         return self.exhaustive == self.search
 
 
-def run_case(index: int, folder: Path, jobs: int | None) -> Outcome:
+def run_case(index: int, experts: bool, folder: Path, trainer: str, jobs: int | None) -> Outcome:
     """Exhaustive first, then the search."""
-    name, cards, layers, flags = CASES[index]
-    folder = (folder / f"case{index}").absolute()
+    name, cards, layers, flags = (MIXTURES if experts else CASES)[index]
+    folder = (folder / f"{'mixture' if experts else 'case'}{index}").absolute()
     folder.mkdir(parents=True, exist_ok=True)
     script = folder / "train.sh"
     length = flags.split("--seq-length ")[1].split()[0]
@@ -105,15 +140,20 @@ def run_case(index: int, folder: Path, jobs: int | None) -> Outcome:
     shape = read_shape(call.program_args)
     hardware = read_hardware("ascend910b-64g")
     per_stage = name.endswith("stages")
-    listed = strategies(shape, cards, _BY_STAGE if per_stage else _SPACE)
-    measure = DryRuns(call, str(script), 8, folder / "runs", RunSpec(trainer="embedded"), Execution(jobs=jobs))
+    space = _EXPERT_SPACE if experts else _BY_STAGE if per_stage else _SPACE
+    listed = strategies(shape, cards, space, read_dispatcher(call.program_args))
+    measure = DryRuns(call, str(script), 8, folder / "runs", RunSpec(trainer=trainer), Execution(jobs=jobs))
     counted = {}
     everything = every_count(listed) if per_stage else listed
     for number, strategy in enumerate(everything, 1):
         say(f"{name}: exhaustive {number}/{len(everything)} {strategy.name}")
-        counted[strategy] = measure(strategy)
-        if counted[strategy].error:
-            raise SystemExit(f"{strategy.name}: {counted[strategy].error}")
+        found = measure(strategy)
+        if found.error:
+            say(f"{name}: {strategy.name} cannot be run: {found.error}")
+            continue
+        counted[strategy] = found
+    everything = list(counted)
+    listed = [item for item in listed if item in counted or per_stage]
     peaks = sorted(found.actual_mb for found in counted.values())
     budget = (peaks[len(peaks) // 3] + peaks[len(peaks) // 3 + 1]) // 2
     search = Search(
@@ -141,9 +181,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder for the records")
     parser.add_argument("--case", type=int, action="append", help="only this case (repeatable)")
+    parser.add_argument("--experts", action="store_true", help="the mixtures of experts")
+    parser.add_argument("--trainer", default="embedded", choices=("embedded", "script"))
     parser.add_argument("--jobs", type=int, help="ranks at the same time")
     args = parser.parse_args()
-    outcomes = [run_case(index, args.out, args.jobs) for index in args.case or range(len(CASES))]
+    cases = args.case or range(len(MIXTURES if args.experts else CASES))
+    outcomes = [run_case(index, args.experts, args.out, args.trainer, args.jobs) for index in cases]
     rows = [
         [
             item.name, item.cards, item.strategies, f"{item.budget_mb}M", item.exhaustive, item.search,

@@ -111,7 +111,7 @@ def _by_model(job: Job, changed: Job, stage: int, peak: int) -> float | None:
         now, new = (read_strategy(one.args, one.world_size) for one in (job, changed))
     except UsageError:
         return None
-    model = MemoryModel(shape, [now, new])
+    model = MemoryModel(shape)
     there = new.pp - 1 if stage == now.pp - 1 and stage > 0 else min(stage, new.pp - 1)
     before = model.stage(now, stage)[0] * 2**20
     if abs(before / peak - 1) > _MODEL_HOLDS:

@@ -11,6 +11,7 @@ Exit status: 0 the job fits, 3 it does not (or leaves less than --margin), 1 a r
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import math
 import shlex
@@ -29,9 +30,9 @@ from mindspeed_dryrun.launch.plan import (
     rewritten_call,
 )
 from mindspeed_dryrun.launch.run import Execution, default_out, plan_job, read_job, run_plan
-from mindspeed_dryrun.record.model import Report
+from mindspeed_dryrun.record.model import Report, TimeSummary
 from mindspeed_dryrun.record.run_spec import RunSpec
-from mindspeed_dryrun.report.view import ranges
+from mindspeed_dryrun.report.view import ranges, time_words
 from mindspeed_dryrun.units import parse_size_mb
 
 
@@ -73,6 +74,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="X",
         help="tokens of the busiest expert-parallel rank, as a multiple of an even load (default: 1)",
     )
+    parser.add_argument(
+        "--hardware", metavar="NAME|FILE", help="predict the time of an iteration on this hardware, such as ascend910b-64g"
+    )
     parser.add_argument("--patches", metavar="FILE", action="append", default=[], help="a patch file of your own")
     parser.add_argument("--partial", action="store_true", help="the exit status is about the ranks that ran, not the job")
     parser.add_argument("--fresh", action="store_true", help="run every rank again, also those of an earlier run")
@@ -81,7 +85,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def add_device_arguments(parser: argparse.ArgumentParser) -> None:
     """The card that a verdict is about; the same for launch and sweep."""
     parser.add_argument(
-        "--device", metavar="NAME|FILE", help="the card (default: ascend910b-64g; `mindspeed-dryrun device` lists all)"
+        "--device", metavar="NAME|FILE|here", help="the card (default: ascend910b-64g; `mindspeed-dryrun device` lists them)"
     )
     parser.add_argument("--device-from", metavar="DIR", help="the card whose memory the worker logs of a real run tell")
     parser.add_argument("--budget", metavar="SIZE", help="memory to stay below, such as 58G (default: what the card leaves)")
@@ -126,11 +130,13 @@ def _show_plan(job: Job, out: Path, args: argparse.Namespace) -> int:
         engine, missing = choose_engine(args.level), ""
     except DryRunError as error:
         engine, missing = None, str(error)
-    plan = make_plan(job, spec_from(args), engine)
+    plan = dataclasses.replace(make_plan(job, spec_from(args), engine), time=predicted_time(job, args.hardware))
     if args.json:
         print(json.dumps(plan_json(plan, out), indent=2, ensure_ascii=False))
         return 0
     print(plan_text(plan, out))
+    if plan.time:
+        print(time_words(plan.time))
     if missing:
         print(f"note: this plan cannot be run here: {missing}")
     return 0
@@ -144,7 +150,7 @@ def _run_and_print(job: Job, stem: Path, args: argparse.Namespace) -> tuple[int,
     from mindspeed_dryrun.report.progress import progress_view
 
     execution = execution_from(args)
-    plan = plan_job(job, spec_from(args), execution)
+    plan = dataclasses.replace(plan_job(job, spec_from(args), execution), time=predicted_time(job, args.hardware))
     out = (stem if args.out else folder_for(stem, plan.fingerprint)).absolute()
     before = Record.open(out).ranks_done() if (out / "job.json").is_file() and not args.fresh else set()
     try:
@@ -160,6 +166,16 @@ def _run_and_print(job: Job, stem: Path, args: argparse.Namespace) -> tuple[int,
     if spread := check_results(plan, report):
         print(spread)
     return report.exit_status_of_ranks if args.partial else report.exit_status, out
+
+
+def predicted_time(job: Job, hardware: str | None) -> TimeSummary | None:
+    """The time of an iteration on the hardware that was asked for."""
+    if hardware is None:
+        return None
+    from mindspeed_dryrun.devices.hardware import read_hardware
+    from mindspeed_dryrun.estimate.job_time import predict_job
+
+    return predict_job(job, read_hardware(hardware))
 
 
 def _print_report(report: Report, out: Path, args: argparse.Namespace) -> None:
@@ -200,6 +216,7 @@ def spec_from(args: argparse.Namespace) -> RunSpec:
         device_from=args.device_from,
         budget_mb=parse_size_mb(args.budget) if args.budget else None,
         margin=args.margin,
+        hardware=args.hardware,
     )
 
 

@@ -28,16 +28,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", metavar="DIR", type=Path, help="folder of the results (default: search-FILE)")
     parser.add_argument("--json", action="store_true", help="print strategy.json")
     parser.add_argument("--plan-only", action="store_true", help="list and count the strategies; dry-run nothing")
+    parser.add_argument(
+        "--trace", metavar="FILE", type=Path, help="write the best one's predicted schedule as a Chrome trace (Perfetto)"
+    )
     add_run_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Reads, searches, writes, prints."""
-    from mindspeed_dryrun.estimate.operators import read_operators
+    from mindspeed_dryrun.estimate.operators import Operators, read_operators
+    from mindspeed_dryrun.estimate.strategy import read_dispatcher
     from mindspeed_dryrun.launch.executors import Shared, host
     from mindspeed_dryrun.launch.script import capture
     from mindspeed_dryrun.megatron.arguments import override_args
-    from mindspeed_dryrun.megatron.model_shape import read_shape
+    from mindspeed_dryrun.megatron.model_shape import ModelShape, read_shape
     from mindspeed_dryrun.report.text import duration, say
     from mindspeed_dryrun.search import results
     from mindspeed_dryrun.search.measure import DryRuns
@@ -53,7 +57,8 @@ def run(args: argparse.Namespace) -> int:
 
     call = dataclasses.replace(call, program_args=override_args(call.program_args, plan.args))
     shape = read_shape(call.program_args)
-    listed = strategies(shape, plan.world, plan.space)
+    words = call.program_args
+    listed = strategies(shape, plan.world, plan.space, read_dispatcher(words))
     if not listed:
         raise UsageError(f"{args.file}: {why_nothing(shape, plan.world, plan.space)}")
     spec = run_spec(args, budget_mb)
@@ -65,9 +70,12 @@ def run(args: argparse.Namespace) -> int:
         left = f", about {duration(progress.seconds_left)} left" if progress.seconds_left else ""
         say(f"[{progress.dry_runs + 1}] {progress.phase}: {progress.what}{left}")
 
-    operators = read_operators(call.program_args)
+    def variant(options: tuple[str, ...]) -> tuple[ModelShape, Operators]:
+        changed = override_args(words, options)
+        return read_shape(changed), read_operators(changed)
+
     search = Search(
-        shape, listed, plan.hardware, budget_mb, measure, plan.winners, on_progress, plan.space.per_stage, operators
+        shape, listed, plan.hardware, budget_mb, measure, plan.winners, on_progress, plan.space.per_stage, variant=variant
     )
     if args.plan_only:
         found = search.result
@@ -77,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     with shared or contextlib.nullcontext():
         result = search.run()
-    written = results.write_results(folder, result, shape, plan.hardware, plan.script)
+    written = results.write_results(folder, result, shape, plan.hardware, plan, args.trace)
     if args.json and result.winners:
         print((folder / "strategy.json").read_text(encoding="utf-8"), end="")
     elif args.json:

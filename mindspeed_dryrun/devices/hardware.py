@@ -72,6 +72,12 @@ class Hardware:
         fitted = "calibrated" if self.calibrated else "fitted to published throughput"
         return f"{fitted}, ±{100 * self.error:.0f}%"
 
+    def in_nodes_of(self, cards: int) -> Hardware:
+        """The same cards in smaller nodes: links that end with a node join fewer of them."""
+        cards = min(cards, self.cards_per_node)
+        links = cards if self.link_cards <= self.cards_per_node else self.link_cards
+        return dataclasses.replace(self, cards_per_node=cards, link_cards=links)
+
     def at(self, end: str) -> Hardware:
         """All figures at the `low` (slow) or `high` (fast) end of their intervals."""
 

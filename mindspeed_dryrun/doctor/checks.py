@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 
 from mindspeed_dryrun.cache import cache_root
+from mindspeed_dryrun.devices.local import local_device
 from mindspeed_dryrun.engines import packages
 from mindspeed_dryrun.engines.cann.real import find_real_cann, npus
 from mindspeed_dryrun.engines.mindspore.engine import find_mindspore
@@ -126,8 +127,16 @@ def cann(environ: Mapping[str, str]) -> Check:
 
 
 def cards() -> Check:
+    """A verdict is about the default device wherever it is made; here is what this machine's own card would be."""
     count = npus()
-    return Check("NPUs", str(count) if count else "none", "none needed", "ok")
+    if not count:
+        return Check("NPUs", "none", "none needed", "ok")
+    try:
+        device = local_device()
+        found = f"{count}, {device.title}: {device.total_mb}M in all, {device.usable_mb}M usable ({device.source})"
+    except DryRunError as error:
+        return Check("NPUs", str(count), "none needed", "note", str(error))
+    return Check("NPUs", found, "none needed", "ok", "mindspeed-dryrun launch SCRIPT --device here judges by this card")
 
 
 def disk() -> Check:

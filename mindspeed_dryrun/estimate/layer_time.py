@@ -19,9 +19,10 @@ from dataclasses import dataclass
 
 from mindspeed_dryrun.devices.hardware import Hardware
 from mindspeed_dryrun.estimate import volumes
-from mindspeed_dryrun.estimate.operators import Experts, Latent, Operators
-from mindspeed_dryrun.estimate.strategy import Strategy
-from mindspeed_dryrun.megatron.model_shape import ModelShape
+from mindspeed_dryrun.estimate.operators import Operators
+from mindspeed_dryrun.estimate.stage_parts import routed_rows
+from mindspeed_dryrun.estimate.strategy import DEFAULT_DISPATCHER, Strategy
+from mindspeed_dryrun.megatron.model_shape import LatentShape, ModelShape
 
 # Numbers read and written by the kernels of an activation, forward and backward, per output number. `fused`: one kernel
 # each way. `gated`: silu or gelu, the product, and backward their gradients and the two halves joined. `tanh`: the
@@ -43,7 +44,11 @@ _SMALL_KERNELS, _SMALL_KERNELS_BACKWARD = 16, 28
 _ACCUMULATE, _ACCUMULATE_FUSED = 10.0, 8.0
 # Merging a ring step's result into the output, bytes per number forward (fp32) and backward, and of key gradients.
 _RING_MERGE, _RING_MERGE_BACKWARD, _RING_KEYS_BACKWARD = 18.0, 6.0, 6.0
-_PERMUTED = 4.0  # numbers per hidden number of a routed token: permuted and brought back
+# Numbers (16 bits) per hidden number of a routed token, permuted and brought back, forward and backward: in one kernel
+# each way, or selected by index, times the fp32 weights of the router, and added up in fp32 (Megatron-LM,
+# core/transformer/moe/moe_utils.py, permute and unpermute).
+_PERMUTED = {True: (4.0, 4.0), False: (11.0, 14.0)}
+_SORTED = 4.0  # what has come from other ranks, sorted by expert, and back
 
 
 @dataclass(frozen=True)
@@ -141,17 +146,6 @@ def layer_time(case: Case, mixture: bool = False) -> LayerTime:
     )
 
 
-def layer_parameters(shape: ModelShape, operators: Operators) -> tuple[float, float, float]:
-    """Matrix parameters of attention, of a dense block, and of the experts of a mixture."""
-    hidden, latent, experts = shape.hidden, operators.latent, operators.experts
-    factor = 3 if shape.gated else 2
-    attention = float(hidden * shape.head_dim * (2 * shape.heads + 2 * shape.query_groups))
-    if latent:
-        attention = sum(inner * columns for _, columns, inner in _latent_products(shape, latent, 1, 1.0))
-    routed = experts.number * factor * hidden * experts.ffn if experts else 0.0
-    return attention, float(factor * hidden * shape.ffn), routed
-
-
 def _column(case: Case, columns: float) -> LayerTime:
     """A column-parallel product: its input is gathered, and backward its gradient scattered."""
     tokens, hidden, wait = case.tokens, case.shape.hidden, case.gather
@@ -231,10 +225,10 @@ def _kind(case: Case) -> str:
 def _attention_block(case: Case) -> LayerTime:
     shape, operators, tp = case.shape, case.operators, case.strategy.tp
     core = _attention(case)
-    if operators.latent:
-        projections = _latent_block(case, operators.latent)
-        width = shape.heads * (operators.latent.nope + operators.latent.rope) / tp
-        turned = shape.heads * operators.latent.rope / tp * 2
+    if shape.latent:
+        projections = _latent_block(case, shape.latent)
+        width = shape.heads * (shape.latent.nope + shape.latent.rope) / tp
+        turned = shape.heads * shape.latent.rope / tp * 2
         split = 2 * width
     else:
         query, key = shape.head_dim * shape.heads / tp, shape.head_dim * shape.query_groups / tp
@@ -256,8 +250,8 @@ def _attention(case: Case) -> LayerTime:
     pairs = shape.seq**2 / 2 if not 0 < window < shape.seq else shape.seq * window - window**2 / 2
     scores = strategy.micro_batch * pairs * shape.heads / strategy.tp / strategy.cp
     head = 2.0 * shape.head_dim
-    if operators.latent:
-        head = float(operators.latent.nope + operators.latent.rope + operators.latent.value)
+    if shape.latent:
+        head = float(shape.latent.nope + shape.latent.rope + shape.latent.value)
     product = 2.0 * scores * head / (case.hardware.matmul_tflops.typical * 1e12)
     if operators.fused_attention:
         each = scores / (case.hardware.attention_gscores_s.typical * 1e9)
@@ -275,9 +269,7 @@ def _attention(case: Case) -> LayerTime:
 def _in_context(case: Case, core: LayerTime) -> LayerTime:
     """Heads exchanged (Ulysses) or blocks of keys and values sent around a ring behind the products, or both."""
     shape, strategy, operators = case.shape, case.strategy, case.operators
-    ulysses = min(strategy.cp, operators.ulysses)
-    if strategy.cp_algorithm == "ulysses_cp_algo":
-        ulysses = strategy.cp
+    ulysses = min(strategy.cp, strategy.heads_exchanged)
     ring = strategy.cp // ulysses
     groups = shape.heads if operators.repeated_keys else shape.query_groups
     parts = [core]
@@ -301,7 +293,7 @@ def _in_context(case: Case, core: LayerTime) -> LayerTime:
     return _sum(*parts)
 
 
-def _latent_products(shape: ModelShape, latent: Latent, tp: int, tokens: float) -> list[tuple[float, float, float]]:
+def _latent_products(shape: ModelShape, latent: LatentShape, tp: int, tokens: float) -> list[tuple[float, float, float]]:
     """(rows, columns, inner) of multi-latent attention: down, up, and the output."""
     heads, hidden = shape.heads / tp, shape.hidden
     wide = heads * (latent.nope + latent.rope)
@@ -314,7 +306,7 @@ def _latent_products(shape: ModelShape, latent: Latent, tp: int, tokens: float) 
     ]
 
 
-def _latent_block(case: Case, latent: Latent) -> LayerTime:
+def _latent_block(case: Case, latent: LatentShape) -> LayerTime:
     parts = [_product(case, *dims) for dims in _latent_products(case.shape, latent, case.strategy.tp, case.tokens)]
     if case.strategy.tp > 1:
         parts.append(LayerTime(Pass(waiting=2 * case.gather), Pass(waiting=2 * case.gather)))
@@ -332,42 +324,48 @@ def _product(case: Case, rows: float, columns: float, inner: float, times: float
 
 def _mixture(case: Case) -> LayerTime:
     """Router, exchange of tokens, the local experts' products, the exchange back, and shared experts."""
-    experts = case.operators.experts
+    experts, operators, strategy, hidden = case.shape.experts, case.operators, case.strategy, case.shape.hidden
     assert experts is not None
-    local = max(1, experts.number // experts.parallel)
-    tokens = case.tokens / (case.strategy.tp if case.strategy.sequence_parallel else 1)
+    shared = max(1, strategy.etp)
+    local = max(1, experts.number // strategy.ep)
+    tokens = case.tokens / (strategy.tp if strategy.sequence_parallel else 1)
     routed = tokens * experts.topk
-    # Ranks that share an expert gather each other's tokens.
-    rows = routed * experts.tensor / local
-    inner = experts.ffn / experts.tensor
-    gated = 2 if case.shape.gated else 1
-    up = _product(case, rows, inner * gated, case.shape.hidden, local)
-    down = _product(case, rows, case.shape.hidden, inner, local)
-    spare = (local - 1) * case.hardware.kernel_overhead_us.typical * 1e-6 if experts.grouped else 0.0
+    rows = routed_rows(case.shape, strategy) / local
+    inner = experts.ffn / shared
+    up = _product(case, rows, inner * (2 if case.shape.gated else 1), hidden, local)
+    down = _product(case, rows, hidden, inner, local)
+    spare = (local - 1) * case.hardware.kernel_overhead_us.typical * 1e-6 if operators.grouped_experts else 0.0
     forward, backward = (case.traffic(2 * rows * local * inner * n) for n in _ACTIVATION[_kind(case)])
+    if operators.recomputed_experts:
+        backward += up.forward.compute + forward
     work = LayerTime(Pass(forward - 2 * spare), Pass(backward - 4 * spare))
-    moved = Pass(case.traffic(2 * _PERMUTED * routed * case.shape.hidden))
-    parts = [_product(case, tokens, experts.number, case.shape.hidden), up, down, work, LayerTime(moved, moved)]
+    arrived = rows * local if local > 1 and strategy.ep * shared > 1 else 0.0
+    there, back = (n * routed + _SORTED * arrived for n in _PERMUTED[operators.fused_permutation])
+    moved = LayerTime(Pass(case.traffic(2 * there * hidden)), Pass(case.traffic(2 * back * hidden)))
     beside = up.forward.compute + down.forward.compute + forward
-    wait = Pass(waiting=_dispatch_seconds(case, experts, tokens, beside))
-    parts.append(LayerTime(wait, wait))
+    wait = _dispatch_seconds(case, tokens, beside)
+    # The host waits for the number of tokens of each expert, and has to fill the card's queue again.
+    refill = case.hardware.exchange_ms.typical * 1e-3
+    parts = [_product(case, tokens, experts.number, hidden), up, down, work, moved]
+    parts.append(LayerTime(Pass(waiting=wait + refill), Pass(waiting=wait)))
     if experts.shared_ffn:
         parts.append(_dense_block(case, experts.shared_ffn))
     both = _sum(*parts)
     return LayerTime(both.forward, both.backward, activation=Pass(forward))
 
 
-def _dispatch_seconds(case: Case, experts: Experts, tokens: float, beside: float) -> float:
+def _dispatch_seconds(case: Case, tokens: float, beside: float) -> float:
     """Tokens to the experts and back: twice an exchange, or a gather and a scatter of all tokens of the group."""
-    strategy, hidden = case.strategy, case.shape.hidden
-    seconds = 2 * gather_seconds(
-        2.0 * tokens * experts.topk * hidden * experts.tensor, experts.tensor, 1, case.hardware
-    )
-    if experts.gathered:
-        size = experts.parallel * experts.tensor
+    strategy, hidden, experts = case.strategy, case.shape.hidden, case.shape.experts
+    assert experts is not None
+    shared = max(1, strategy.etp)
+    volume = 2.0 * tokens * experts.topk * hidden
+    seconds = 2 * gather_seconds(volume * shared, shared, 1, case.hardware)
+    if strategy.dispatcher == DEFAULT_DISPATCHER:
+        size = strategy.ep * shared
         return 2 * gather_seconds(2.0 * tokens * hidden * size, size, 1, case.hardware)
-    stride = 1 if experts.tensor < strategy.tp else strategy.tp
-    exchange = 2 * gather_seconds(2.0 * tokens * experts.topk * hidden, experts.parallel, stride, case.hardware)
-    if experts.overlapped:
+    stride = 1 if shared < strategy.tp else strategy.tp
+    exchange = 2 * gather_seconds(volume, strategy.ep, stride, case.hardware)
+    if case.operators.overlapped_dispatch:
         exchange -= case.hardware.overlap.typical * min(exchange, beside)
     return seconds + exchange

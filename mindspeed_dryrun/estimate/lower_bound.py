@@ -10,6 +10,13 @@ logits, fragments come on top, so the true peak is higher.
 
 from __future__ import annotations
 
+from mindspeed_dryrun.estimate.stage_parts import (
+    chunk_layers,
+    expert_parameters,
+    routed_rows,
+    stage_parameters,
+    telling_stages,
+)
 from mindspeed_dryrun.estimate.strategy import Strategy
 from mindspeed_dryrun.megatron.model_shape import ModelShape
 from mindspeed_dryrun.megatron.sizes import GRADIENT_BYTES, OPTIMIZER_BYTES, SHARED_MAIN_WEIGHT_BYTES, WEIGHT_BYTES
@@ -17,23 +24,15 @@ from mindspeed_dryrun.megatron.sizes import GRADIENT_BYTES, OPTIMIZER_BYTES, SHA
 _MB = 1024.0 * 1024.0
 
 
-def stage_parameters(shape: ModelShape, strategy: Strategy, stage: int) -> float:
-    """Parameters of the matrices that a rank of this stage holds."""
-    parameters = sum(strategy.stages[stage]) * shape.layer_parameters
-    first, last = stage == 0, stage == strategy.pp - 1
-    # A tied output layer on another stage than the embedding holds its own copy of the table.
-    tables = 1 if shape.tied and first and last else first + last
-    return (parameters + tables * shape.vocabulary_parameters) / strategy.tp
-
-
 def state_mb(shape: ModelShape, strategy: Strategy, stage: int) -> float:
     """Weights, gradients and optimizer states of a stage."""
-    parameters = stage_parameters(shape, strategy, stage)
+    dense, experts = stage_parameters(shape, strategy, stage), expert_parameters(shape, strategy, stage)
     if not shape.full_states:
-        return WEIGHT_BYTES * parameters / _MB
-    replicas = strategy.dp * strategy.cp if strategy.distributed_optimizer else 1
+        return WEIGHT_BYTES * (dense + experts) / _MB
     optimizer = OPTIMIZER_BYTES - (SHARED_MAIN_WEIGHT_BYTES if shape.shared_master else 0)
-    return parameters * (WEIGHT_BYTES + GRADIENT_BYTES + optimizer / replicas) / _MB
+    shared = strategy.distributed_optimizer
+    owned = dense / (strategy.replicas if shared else 1) + experts / (strategy.expert_replicas if shared else 1)
+    return ((dense + experts) * (WEIGHT_BYTES + GRADIENT_BYTES) + owned * optimizer) / _MB
 
 
 def token_share(shape: ModelShape, strategy: Strategy) -> float:
@@ -49,15 +48,25 @@ def saved_mb(shape: ModelShape, strategy: Strategy, stage: int) -> float:
     # Sequence parallelism shares out the layer's input; recomputation may save one input for several layers, and
     # `--distribute-saved-activations` may share it out: count it shared, once a chunk, in that case.
     layer_input = tokens * shape.hidden * 2.0 / (strategy.tp if strategy.sequence_parallel else 1)
-    inside = tokens * shape.ffn * (3.0 if shape.gated else 2.0) * 2.0 / strategy.tp
+    each = 2.0 * (3.0 if shape.gated else 2.0)
+    inside = tokens * shape.ffn * each / strategy.tp
+    mixed = _inside_mixture(shape, strategy, tokens) * each
     total = 0.0
     held = strategy.in_flight(stage, strategy.microbatches(shape.global_batch))
-    recomputed = strategy.recomputed(stage)
-    for layers, microbatches, again in zip(strategy.stages[stage], held, recomputed, strict=True):
-        whole = layers - again
-        inputs = whole * layer_input + (layer_input / strategy.tp if again else 0.0)
-        total += microbatches * (inputs + whole * inside)
+    for layers, microbatches in zip(chunk_layers(shape, strategy, stage), held, strict=True):
+        dense, mixtures = layers.dense - layers.dense_again, layers.mixtures - layers.mixtures_again
+        inputs = (dense + mixtures) * layer_input + (layer_input / strategy.tp if layers.again else 0.0)
+        total += microbatches * (inputs + dense * inside + mixtures * mixed)
     return total / _MB
+
+
+def _inside_mixture(shape: ModelShape, strategy: Strategy, tokens: float) -> float:
+    """Numbers at the activation functions of a mixture: of its shared experts and of the tokens that come when load is
+    even. Over all ranks of a group they are as many whatever the load, so that the busiest has no fewer."""
+    if shape.experts is None:
+        return 0.0
+    routed = routed_rows(shape, strategy) * shape.experts.ffn / max(1, strategy.etp)
+    return routed + tokens * shape.experts.shared_ffn / strategy.tp
 
 
 def stage_bound_mb(shape: ModelShape, strategy: Strategy, stage: int) -> float:
@@ -67,4 +76,4 @@ def stage_bound_mb(shape: ModelShape, strategy: Strategy, stage: int) -> float:
 
 def lower_bound_mb(shape: ModelShape, strategy: Strategy) -> float:
     """The largest of all stages'."""
-    return max(stage_bound_mb(shape, strategy, stage) for stage in range(strategy.pp))
+    return max(stage_bound_mb(shape, strategy, stage) for stage in telling_stages(shape, strategy))

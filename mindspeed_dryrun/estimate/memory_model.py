@@ -19,11 +19,20 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mindspeed_dryrun.estimate.lower_bound import stage_parameters, state_mb, token_share
+from mindspeed_dryrun.estimate.lower_bound import state_mb, token_share
 from mindspeed_dryrun.estimate.regression import Features, LinearBelief, Prior
+from mindspeed_dryrun.estimate.stage_parts import (
+    ChunkLayers,
+    chunk_layers,
+    expert_parameters,
+    mixture_layers,
+    routed_rows,
+    stage_parameters,
+    telling_stages,
+)
 from mindspeed_dryrun.estimate.strategy import Strategy
 from mindspeed_dryrun.megatron.model_shape import ModelShape
 
@@ -56,27 +65,23 @@ class Observation:
 
 
 class MemoryModel:
-    """Learns from `add`, answers `predict`. Strategies and probes whose features it must know are named at the start."""
+    """Learns from `add`, answers `predict`."""
 
-    def __init__(self, shape: ModelShape, strategies: Iterable[Strategy]):
+    def __init__(self, shape: ModelShape):
         self.shape = shape
         self.observations: list[Observation] = []
-        self._names: dict[str, Prior] = {}
-        for strategy in strategies:
-            for stage in {0, strategy.pp // 2, strategy.pp - 1}:
-                for place in _places(shape, strategy, stage):
-                    for name in place:
-                        if name not in self._names:
-                            self._names[name] = _prior(name, shape)
-        self._belief = LinearBelief(self._names)
+        self._belief = self._new_belief()
         self._fragments = _FRAGMENTS
+
+    def _new_belief(self) -> LinearBelief:
+        return LinearBelief(lambda name: _prior(name, self.shape))
 
     def add(self, observations: Sequence[Observation]) -> None:
         """Learns from dry runs and fits again from the start: where a stage peaks may look different with more of them
         known."""
         self.observations.extend(observations)
         for _ in range(4):
-            belief = LinearBelief(self._names)
+            belief = self._new_belief()
             for seen in self.observations:
                 rest = seen.used_mb - state_mb(seen.shape, seen.strategy, seen.stage)
                 noise = _NOISE_MB + _NOISE_SHARE * seen.used_mb
@@ -102,7 +107,7 @@ class MemoryModel:
 
     def predict(self, strategy: Strategy) -> Prediction:
         """The worst stage: the first, a middle one or the last, by what they hold."""
-        used, spread, stage = max((*self.stage(strategy, stage), stage) for stage in _distinct(strategy))
+        used, spread, stage = max((*self.stage(strategy, stage), stage) for stage in telling_stages(self.shape, strategy))
         ratio, ratio_spread = self._fragments
         return Prediction(
             used, used * (1 + ratio), math.hypot(spread * (1 + ratio), used * ratio_spread), stage
@@ -122,71 +127,144 @@ class MemoryModel:
         ]
 
 
-def _distinct(strategy: Strategy) -> Sequence[int]:
-    """Stages that can be the worst one: later middle stages hold fewer microbatches of as many layers."""
-    if strategy.pp <= 2 or strategy.recompute.each:
-        return range(strategy.pp)
-    found = {0, strategy.pp - 1}
-    most = -1
-    for stage in range(1, strategy.pp - 1):
-        layers = sum(strategy.stages[stage])
-        if layers > most:
-            most = layers
-            found.add(stage)
-    return sorted(found)
+@dataclass(frozen=True)
+class _Units:
+    """Sizes of a microbatch's tensors on a rank, MB."""
+
+    hidden: float  # one hidden-sized bf16 tensor, shared out
+    routed: float  # what the experts of one mixture keep, as the tensors say
+    routed_work: float  # gradients alive at once in their backward pass
+    router: float  # a number for each token and expert, in 32 bits
+    logits: float
+    table: float  # a gradient of the embedding's or the head's weight
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _units(shape: ModelShape, tp: int, cp: int, micro_batch: int, sequence_parallel: bool, etp: int) -> _Units:
+    strategy = Strategy(tp, 1, 1, cp, micro_batch, ((1,),), sequence_parallel=sequence_parallel, etp=etp)
+    tokens = token_share(shape, strategy)
+    routed = routed_work = router = 0.0
+    if shape.experts:
+        rows, inner = routed_rows(shape, strategy), shape.experts.ffn / max(1, etp)
+        # Tokens as they come, input and output of the activation function, and the result that the router's weights scale.
+        routed = rows * 2.0 * (2 * shape.hidden + (3 if shape.gated else 2) * inner) / _MB
+        routed_work = rows * 2.0 * (shape.hidden + (2 if shape.gated else 1) * inner) / _MB
+        router = tokens / (tp if sequence_parallel else 1) * shape.experts.number * 4.0 / _MB
+    return _Units(
+        hidden=tokens * shape.hidden * 2.0 / tp / _MB,
+        routed=routed,
+        routed_work=routed_work,
+        router=router,
+        logits=tokens * shape.vocab * 4.0 / tp / _MB,
+        table=2.0 * shape.vocabulary_parameters / tp / _MB,
+    )
 
 
 @functools.lru_cache(maxsize=1 << 16)
 def _places(shape: ModelShape, strategy: Strategy, stage: int) -> tuple[Features, ...]:
     """Where this stage may peak, and what it holds there beside the states."""
-    tokens = token_share(shape, strategy)
-    unit = tokens * shape.hidden * 2.0 / strategy.tp / _MB  # one hidden-sized bf16 tensor, shared out
-    table = 2.0 * shape.vocabulary_parameters / strategy.tp / _MB  # a gradient of the embedding's or the head's weight
-    logits = tokens * shape.vocab * 4.0 / strategy.tp / _MB
-    held = strategy.in_flight(stage, strategy.microbatches(shape.global_batch))
-    full = _held(strategy, stage, unit, held)
-    again = any(
-        recomputed and recomputed == layers
-        for recomputed, layers in zip(strategy.recomputed(stage), strategy.stages[stage], strict=True)
+    units = _units(
+        shape, strategy.tp, strategy.cp, strategy.micro_batch, strategy.sequence_parallel, strategy.etp
     )
-    # Without a plain layer to go back through first, all that a layer keeps is there again beside its gradients.
-    backward = {**full, "work": unit * _work(shape), **({"layer recomputed whole": unit * _layer(shape)} if again else {})}
-    if strategy.cp > 1:
-        backward[f"context work {strategy.cp_algorithm}"] = unit
-    places = [backward]
-    if stage == strategy.pp - 1:
-        places.append({**full, "logits": logits, "loss": unit})
-        places.append({**full, "gradient of logits": logits, "gradient of table": table})
+    held = strategy.in_flight(stage, strategy.microbatches(shape.global_batch))
+    layers = chunk_layers(shape, strategy, stage)
+    full = _held(shape, strategy, stage, units, layers, held)
+    places = _backward(shape, strategy, units, layers, full)
+    if stage == strategy.head_stage:
+        more = {"prediction": shape.prediction_layers * (units.hidden * _mixture(shape) + units.routed + units.logits)}
+        full = {**full, **(more if shape.prediction_layers else {})}
+        places.append({**full, "logits": units.logits, "loss": units.hidden})
+        places.append({**full, "gradient of logits": units.logits, "gradient of table": units.table})
     if stage == 0:
         fewer = (max(0, held[0] - 1), *held[1:])
-        places.append({**_held(strategy, stage, unit, fewer), "gradient of table": table, "embedding": unit})
-    largest = shape.hidden * shape.ffn * (2 if shape.gated else 1)
-    if stage in (0, strategy.pp - 1):
-        largest = max(largest, shape.vocabulary_parameters)
-    shares = strategy.dp * strategy.cp if strategy.distributed_optimizer else 1
-    places.append({"step constant": 1.0, "step mask": largest / strategy.tp / shares / _MB})
-    states = state_mb(shape, strategy, stage)
-    common = {"states": states}
-    if strategy.distributed_optimizer:
-        common["distributed"] = 2.0 * stage_parameters(shape, strategy, stage) / _MB
+        rest = _held(shape, strategy, stage, units, layers, fewer)
+        places.append({**rest, "gradient of table": units.table, "embedding": units.hidden})
+    places.append({"step constant": 1.0, "step mask": _largest_gradient(shape, strategy, stage) / _MB})
+    common = _states(shape, strategy, stage)
     return tuple({**place, **common} for place in places)
 
 
-def _held(strategy: Strategy, stage: int, unit: float, held: Sequence[int]) -> dict[str, float]:
+def _backward(
+    shape: ModelShape, strategy: Strategy, units: _Units, layers: Sequence[ChunkLayers], full: Features
+) -> list[dict[str, float]]:
+    """In the last layer's backward pass, or in that of a layer that is recomputed: dense, or a mixture."""
+    places = []
+    if any(chunk.dense for chunk in layers) or not any(chunk.mixtures for chunk in layers):
+        # Without a plain layer to go back through first, all that a layer keeps is there again beside its gradients.
+        again = any(chunk.again and chunk.again == chunk.dense + chunk.mixtures and chunk.dense for chunk in layers)
+        whole = {"layer recomputed whole": units.hidden * _layer(shape)} if again else {}
+        places.append({**full, "work": units.hidden * _work(shape), **whole})
+    if any(chunk.mixtures for chunk in layers):
+        again = any(chunk.again and chunk.again == chunk.dense + chunk.mixtures and chunk.mixtures for chunk in layers)
+        whole = {"mixture recomputed whole": units.hidden * _mixture(shape) + units.routed} if again else {}
+        places.append({**full, "mixture work": units.routed_work, "mixture constant": units.hidden, **whole})
+    if strategy.cp > 1:
+        for place in places:
+            place[f"context work {strategy.cp_algorithm}"] = units.hidden
+    return places
+
+
+def _largest_gradient(shape: ModelShape, strategy: Strategy, stage: int) -> float:
+    """Numbers of the largest parameter that a rank's optimizer steps."""
+    dense = shape.hidden * shape.ffn * (2 if shape.gated else 1)
+    if stage in (0, strategy.head_stage):
+        dense = max(dense, shape.vocabulary_parameters)
+    shared = strategy.distributed_optimizer
+    largest = dense / strategy.tp / (strategy.replicas if shared else 1)
+    if shape.experts:
+        each = shape.hidden * shape.experts.ffn * (2 if shape.gated else 1) * shape.experts.number
+        local = each / (strategy.ep * max(1, strategy.etp)) / (strategy.expert_replicas if shared else 1)
+        largest = max(largest, local)
+    return largest
+
+
+def _states(shape: ModelShape, strategy: Strategy, stage: int) -> dict[str, float]:
+    states = state_mb(shape, strategy, stage)
+    common = {"states": states}
+    if strategy.options:
+        common[f"states with {' '.join(strategy.options)}"] = states
+    if strategy.distributed_optimizer:
+        common["distributed"] = 2.0 * stage_parameters(shape, strategy, stage) / _MB
+        if shape.experts:
+            common["distributed experts"] = 2.0 * expert_parameters(shape, strategy, stage) / _MB
+    if strategy.tp > 1 and (shape.experts or shape.latent):
+        common["replicated"] = 6.0 * _replicated(shape, strategy, stage) * (1 - 1 / strategy.tp) / _MB
+    return common
+
+
+def _replicated(shape: ModelShape, strategy: Strategy, stage: int) -> float:
+    """Parameters that every tensor-parallel rank may hold whole: routers, and the compressions of latent attention."""
+    found = 0.0
+    if shape.experts:
+        found += mixture_layers(shape, strategy, stage) * shape.hidden * shape.experts.number
+    if shape.latent:
+        ranks = shape.latent.query_rank + shape.latent.key_rank + shape.latent.rope
+        found += sum(strategy.stages[stage]) * shape.hidden * ranks
+    return found
+
+
+def _held(
+    shape: ModelShape, strategy: Strategy, stage: int, units: _Units, layers: Sequence[ChunkLayers], held: Sequence[int]
+) -> dict[str, float]:
     """Activations of so many microbatches of each chunk, and what comes with them."""
     kind = "selective" if strategy.recompute.kind == "selective" else "whole"
-    plain = again = passes = 0.0
-    layers, recomputed, empty = strategy.stages[stage], strategy.recomputed(stage), strategy.recomputed_noop(stage)
+    if strategy.options:
+        kind += f" with {' '.join(strategy.options)}"
+    dense = mixtures = again = passes = 0.0
+    empty, unit = strategy.recomputed_noop(stage), units.hidden
     for chunk, microbatches in enumerate(held):
-        plain += microbatches * (layers[chunk] - recomputed[chunk])
-        again += microbatches * (recomputed[chunk] + empty[chunk])
+        dense += microbatches * (layers[chunk].dense - layers[chunk].dense_again)
+        mixtures += microbatches * (layers[chunk].mixtures - layers[chunk].mixtures_again)
+        again += microbatches * (layers[chunk].again + empty[chunk])
         passes += microbatches
-    found = {
-        "constant": 1.0,
-        f"layer {kind}": plain * unit,
-        f"layer {kind} tp{strategy.tp}": plain * unit,
-        "layer recomputed": again * unit,
-    }
+    plain = dense + mixtures
+    found = {"constant": 1.0, "layer recomputed": again * unit}
+    if dense:
+        found |= {f"layer {kind}": dense * unit, f"layer {kind} tp{strategy.tp}": dense * unit}
+    if mixtures:
+        found |= {f"mixture {kind}": mixtures * unit, f"mixture {kind} tp{strategy.tp}": mixtures * unit}
+        found |= {f"routed {kind}": mixtures * units.routed, "router": mixtures * units.router}
+        found[f"routed {kind} {strategy.dispatcher} etp{strategy.etp > 1}"] = mixtures * units.routed
     if stage > 0:
         found["received"] = passes * unit
     if strategy.tp > 1:
@@ -203,14 +281,30 @@ def _held(strategy: Strategy, stage: int, unit: float, held: Sequence[int]) -> d
     return found
 
 
-def _layer(shape: ModelShape) -> float:
-    """What a layer keeps, in hidden-sized tensors: inputs and outputs of two norms; queries, keys, values and the result
-    of attention with its sums in 32 bits; input and output of the activation function."""
+def _attention(shape: ModelShape) -> float:
+    """What attention and the norms of a layer keep, in hidden-sized tensors: inputs and outputs of two norms; queries, keys,
+    values and the result of attention with its sums in 32 bits."""
+    sums = 32.0 * shape.heads / shape.hidden
+    latent = shape.latent
+    if latent:
+        ranks = 2 * (latent.query_rank + latent.key_rank) + latent.rope
+        heads = shape.heads * (2 * (latent.nope + latent.rope) + latent.nope + 3 * latent.value)
+        return 4 + sums + (ranks + heads) / shape.hidden
     width = shape.head_dim * shape.heads / shape.hidden
     grouped = 2 * width * shape.query_groups / shape.heads
-    sums = 32.0 * shape.heads / shape.hidden
     norms = 4 + (2 * width + grouped if shape.qk_norm else 0)
-    return norms + 2 * width + grouped + sums + (3 if shape.gated else 2) * shape.ffn / shape.hidden
+    return norms + 2 * width + grouped + sums
+
+
+def _layer(shape: ModelShape) -> float:
+    """What a dense layer keeps: attention, and input and output of the activation function."""
+    return _attention(shape) + (3 if shape.gated else 2) * shape.ffn / shape.hidden
+
+
+def _mixture(shape: ModelShape) -> float:
+    """What a mixture keeps beside its routed experts."""
+    shared = shape.experts.shared_ffn if shape.experts else 0
+    return _attention(shape) + (3 if shape.gated else 2) * shared / shape.hidden
 
 
 def _work(shape: ModelShape) -> float:
@@ -225,11 +319,16 @@ def _prior(name: str, shape: ModelShape) -> Prior:
         "constant": Prior(60.0, 80.0),
         "states": Prior(0.0, 0.005),
         "distributed": Prior(0.0, 0.03),
-        "layer whole": Prior(layer, 0.1 * layer),
-        "layer selective": Prior(layer + 0.9, 0.1 * layer),  # flash attention keeps no scores: its inputs once more
+        "distributed experts": Prior(0.0, 0.03),
+        "replicated": Prior(1.0, 0.5),
         "layer recomputed": Prior(1.0, 0.2),
         "layer recomputed whole": Prior(1.0, 0.2),
+        "mixture recomputed whole": Prior(1.0, 0.3),
+        "router": Prior(3.0, 3.0),
         "work": Prior(1.0, 0.4),
+        "mixture work": Prior(1.0, 0.5),
+        "mixture constant": Prior(1.0, 2.0),
+        "prediction": Prior(1.0, 0.5),
         "received": Prior(1.0, 0.5),
         "gathered": Prior(2.0, 3.0),
         "logits": Prior(1.5, 0.3),
@@ -245,13 +344,27 @@ def _prior(name: str, shape: ModelShape) -> Prior:
         "step constant": Prior(100.0, 150.0),
         "step mask": Prior(1.0, 1.5),
     }
-    if name in fixed:
-        return fixed[name]
+    return fixed.get(name) or _prior_by_kind(name, shape)
+
+
+def _prior_by_kind(name: str, shape: ModelShape) -> Prior:
+    """Coefficients that come in kinds: of a layer, a mixture, a way of context parallelism, an option."""
+    # An option may save most of what a layer keeps; flash attention keeps no scores: selective saves its inputs once more.
+    doubt, more = (0.5 if " with " in name else 1.0), (0.9 if "selective" in name else 0.0)
+    part, *rest = name.split(" ", 1)
+    sizes = {"layer": _layer(shape), "mixture": _mixture(shape), "routed": 1.0}
     if name.startswith("context layer"):  # Ulysses keeps what it has exchanged, a ring nothing more
         return Prior(1.2 if "ulysses" in name else 0.2, 1.5)
     if name.startswith("context work"):
         return Prior(0.0, 10.0)
-    return Prior(0.0, 0.03 * layer)  # of one tensor-parallel size
+    if part == "states":
+        return Prior(0.0, 0.3)
+    size = sizes[part]
+    special = any(" tp" in item or " etp" in item for item in rest)  # beside what all of a kind have in common
+    if special:
+        return Prior(0.0, (0.1 if part == "routed" else 0.03) * size)
+    spread = {"layer": 0.1, "mixture": 0.2, "routed": 0.25}[part]
+    return Prior(size + (more if part != "routed" else 0.0), spread * size if doubt == 1.0 else 0.4 * size)
 
 
 def _fragment_ratio(seen: Sequence[Observation]) -> tuple[float, float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 Features = Mapping[str, float]
@@ -20,14 +20,21 @@ class Prior:
 class LinearBelief:
     """Coefficients with a normal prior each, updated by observations `features · coefficients = value ± noise`."""
 
-    def __init__(self, priors: Mapping[str, Prior]):
-        self.names = sorted(priors)
-        self.index = {name: position for position, name in enumerate(self.names)}
-        self.mean = [priors[name].mean for name in self.names]
-        size = len(self.names)
-        self.covariance = [[0.0] * size for _ in range(size)]
-        for position, name in enumerate(self.names):
-            self.covariance[position][position] = priors[name].spread ** 2
+    def __init__(self, prior: Callable[[str], Prior]):
+        self.prior = prior
+        self.index: dict[str, int] = {}
+        self.mean: list[float] = []
+        self.covariance: list[list[float]] = []
+
+    def _add(self, name: str) -> int:
+        """A coefficient that nothing has been observed of: its prior, independent of the others."""
+        prior, position = self.prior(name), len(self.mean)
+        for row in self.covariance:
+            row.append(0.0)
+        self.covariance.append([0.0] * position + [prior.spread**2])
+        self.mean.append(prior.mean)
+        self.index[name] = position
+        return position
 
     def observe(self, features: Features, value: float, noise: float) -> None:
         """One measurement (a Kalman step)."""
@@ -67,4 +74,7 @@ class LinearBelief:
         return shared**2 / (own + noise**2)
 
     def _pairs(self, features: Features) -> Sequence[tuple[int, float]]:
-        return [(self.index[name], weight) for name, weight in features.items() if weight]
+        index = self.index
+        return [
+            (index[name] if name in index else self._add(name), weight) for name, weight in features.items() if weight
+        ]

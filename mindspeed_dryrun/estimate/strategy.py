@@ -8,10 +8,16 @@ import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from mindspeed_dryrun.megatron.arguments import Arguments, without
+from mindspeed_dryrun.megatron.arguments import Arguments, pairs, without
 from mindspeed_dryrun.megatron.flags import with_tag
 from mindspeed_dryrun.megatron.layout import RING, ULYSSES, Layout, held_microbatches, read_layout
 from mindspeed_dryrun.megatron.sizes import recompute_granularity
+
+HYBRID = ("hybrid_cp_algo", "hybrid_adaptive_cp_algo")
+# Megatron's own default (core/transformer/transformer_config.py, moe_token_dispatcher_type).
+DEFAULT_DISPATCHER = "allgather"
+# MindSpeed's first dispatcher by exchange: experts are spread over data- and context-parallel ranks.
+OLD_DISPATCHER = "alltoall_seq"
 
 
 @dataclass(frozen=True)
@@ -49,6 +55,27 @@ class Strategy:
     distributed_optimizer: bool = False
     cp_algorithm: str = RING
     noop: tuple[int, ...] | None = None  # where the no-op layers are; None: behind the real layers of their chunk
+    ulysses: int = 1  # of a hybrid: ranks of a context-parallel group that exchange heads; the rest is a ring
+    ep: int = 1  # ranks that the experts are spread over
+    etp: int = 0  # ranks that share one expert; 0: there are no experts
+    dispatcher: str = ""  # how tokens reach their experts
+    options: tuple[str, ...] = ()  # more trainer arguments, chosen with the rest
+    dualpipe: bool = False  # two chunks a stage, the second one back: DualPipeV
+
+    @property
+    def replicas(self) -> int:
+        """Ranks that hold the same dense weights."""
+        return self.dp * self.cp
+
+    @property
+    def expert_replicas(self) -> int:
+        """Ranks that hold the same experts."""
+        return max(1, self.tp * self.cp * self.dp // (self.ep * max(1, self.etp)))
+
+    @property
+    def heads_exchanged(self) -> int:
+        """Ranks that exchange heads (Ulysses)."""
+        return self.cp if self.cp_algorithm == ULYSSES else self.ulysses if self.cp_algorithm in HYBRID else 1
 
     @property
     def world(self) -> int:
@@ -110,16 +137,34 @@ class Strategy:
         for stage, chunks in enumerate(self.stages):
             front = self._in_front(stage)
             for chunk, real in enumerate(chunks):
-                first = (chunk * self.pp + stage) * self.slots
+                first = self._position(stage, chunk) * self.slots
                 empty += range(first, first + front)
                 empty += range(first + front + real, first + self.slots)
         return tuple(sorted(empty))
+
+    def _position(self, stage: int, chunk: int) -> int:
+        """Which piece of the model a chunk is, from the embedding on."""
+        return chunk * self.pp + (self.pp - 1 - stage if self.dualpipe and chunk else stage)
+
+    @property
+    def head_stage(self) -> int:
+        """The stage with the output layer: where a V comes back, it is the first."""
+        return 0 if self.dualpipe else self.pp - 1
+
+    def positions(self) -> list[tuple[int, int]]:
+        """(stage, chunk) from the embedding to the output layer."""
+        pieces = ((stage, chunk) for stage in range(self.pp) for chunk in range(self.chunks))
+        return sorted(pieces, key=lambda piece: self._position(*piece))
 
     def microbatches(self, global_batch: int) -> int:
         return global_batch // (self.micro_batch * self.dp)
 
     def in_flight(self, stage: int, microbatches: int) -> tuple[int, ...]:
         """For each chunk of a stage, the microbatches whose activations are held when the warm-up is over."""
+        if self.dualpipe:
+            # Before the first backward pass: 2 (pp - stage - 1) passes of the first chunk, then stage + 1 of both
+            # (MindSpeed, core/pipeline_parallel/dualpipev/dualpipev_schedules.py).
+            return min(microbatches, 2 * self.pp - stage - 1), min(microbatches, stage + 1)
         return held_microbatches(self.pp, self.chunks if self.chunks > 1 else None, stage, microbatches)
 
     @property
@@ -127,10 +172,17 @@ class Strategy:
         """Short and unique within a search: `TP2 PP4 DP1 MBS1 VPP2 full DO`."""
         words = [f"TP{self.tp}", f"PP{self.pp}", f"DP{self.dp}"]
         if self.cp > 1:
-            words.append(f"CP{self.cp}" + ("u" if self.cp_algorithm == ULYSSES else ""))
+            hybrid = f"h{self.ulysses}" if self.cp_algorithm in HYBRID else ""
+            words.append(f"CP{self.cp}" + ("u" if self.cp_algorithm == ULYSSES else hybrid))
+        if self.ep > 1:
+            words.append(f"EP{self.ep}")
+        if self.etp > 1:
+            words.append(f"ETP{self.etp}")
+        if self.dispatcher:
+            words.append(self.dispatcher)
         words.append(f"MBS{self.micro_batch}")
         if self.chunks > 1:
-            words.append(f"VPP{self.chunks}")
+            words.append("DualPipeV" if self.dualpipe else f"VPP{self.chunks}")
         counts = [sum(stage) for stage in self.stages]
         if len(set(counts)) > 1:
             words.append("[" + ",".join(map(str, counts)) + "]")
@@ -140,6 +192,7 @@ class Strategy:
             words.append("DO")
         if self.tp > 1 and not self.sequence_parallel:
             words.append("noSP")
+        words += [word.removeprefix("--") for word in self.options]
         return " ".join(words)
 
     def arguments(self) -> tuple[str, ...]:
@@ -155,11 +208,16 @@ class Strategy:
         add("--num-layers", self.layers + len(self.noop_layers))
         if self.noop_layers:
             add("--noop-layers", ",".join(map(str, self.noop_layers)))
-        if self.chunks > 1:
+        if self.dualpipe:
+            add("--schedules-method", "dualpipev")
+        elif self.chunks > 1:
             add("--num-layers-per-virtual-pipeline-stage", self.slots)
         if self.cp > 1:
             add("--context-parallel-size", self.cp)
             add("--context-parallel-algo", self.cp_algorithm)
+        if self.cp > 1 and self.cp_algorithm in HYBRID:
+            add("--ulysses-degree-in-cp", self.ulysses)
+        words += self._expert_arguments()
         if self.recompute.kind == "selective":
             add("--recompute-granularity", "selective")
         elif self.recompute.kind != "none":
@@ -172,7 +230,22 @@ class Strategy:
             words.append("--sequence-parallel")
         if self.distributed_optimizer:
             words.append("--use-distributed-optimizer")
-        return tuple(words)
+        return (*words, *self.options)
+
+    def _expert_arguments(self) -> list[str]:
+        """EP and expert TP. The older dispatcher has `--moe-tp-extend-ep` for experts that no ranks share: its EP counts
+        without TP (MindSpeed, core/parallel_state.py)."""
+        words: list[str] = []
+        if not self.etp:
+            return words
+        extended = self.dispatcher == OLD_DISPATCHER and self.etp < self.tp
+        if self.ep > 1:
+            words += ["--expert-model-parallel-size", str(self.ep // self.tp if extended else self.ep)]
+        if extended:
+            words.append("--moe-tp-extend-ep")
+        elif self.etp < self.tp:
+            words += ["--expert-tensor-parallel-size", str(self.etp)]
+        return [*words, *(["--moe-token-dispatcher-type", self.dispatcher] if self.dispatcher else [])]
 
     def conversion_arguments(self) -> tuple[str, ...]:
         """What the weight conversion must be given so that the checkpoint has this layout."""
@@ -181,12 +254,20 @@ class Strategy:
             words.append(f"--num-layers-per-virtual-pipeline-stage {self.slots}")
         if self.noop_layers:
             words.append("--noop-layers " + ",".join(map(str, self.noop_layers)))
+        if self.ep > 1:
+            words.append(f"--target-expert-parallel-size {self.ep}")
         return tuple(" ".join(words).split())
+
+
+def decided_flags(strategy: Strategy) -> tuple[str, ...]:
+    """The flags that a strategy takes out of a script's arguments, to put its own in."""
+    own = strategy.arguments()
+    return tuple(dict.fromkeys((*with_tag("strategy"), *(name for name, _ in pairs(own)))))
 
 
 def apply(args: Sequence[str], strategy: Strategy) -> tuple[str, ...]:
     """The trainer's arguments with the strategy in place of the script's own."""
-    return (*without(args, with_tag("strategy")), *strategy.arguments())
+    return (*without(args, decided_flags(strategy)), *strategy.arguments())
 
 
 def read_strategy(args: Sequence[str], world: int) -> Strategy:
@@ -195,6 +276,7 @@ def read_strategy(args: Sequence[str], world: int) -> Strategy:
     layout = read_layout(arguments, world)
     sizes = layout.parallel
     stages = tuple(tuple(map(len, layout.real_layers(stage))) for stage in range(sizes.pp))
+    ep, etp = _expert_sizes(arguments, sizes.tp, sizes.ep)
     return Strategy(
         tp=sizes.tp,
         pp=sizes.pp,
@@ -207,7 +289,26 @@ def read_strategy(args: Sequence[str], world: int) -> Strategy:
         distributed_optimizer=arguments.has("--use-distributed-optimizer"),
         cp_algorithm=arguments.text("--context-parallel-algo") or RING,
         noop=tuple(sorted(layout.noop)) or None,
+        ulysses=arguments.positive("--ulysses-degree-in-cp", 1),
+        dispatcher=read_dispatcher(args) if etp else "",
+        dualpipe=arguments.text("--schedules-method") == "dualpipev",
+        ep=ep,
+        etp=etp,
     )
+
+
+def read_dispatcher(args: Sequence[str]) -> str:
+    """How a trainer's arguments send tokens to their experts."""
+    return Arguments(tuple(args)).text("--moe-token-dispatcher-type") or DEFAULT_DISPATCHER
+
+
+def _expert_sizes(arguments: Arguments, tp: int, ep: int) -> tuple[int, int]:
+    """Ranks that experts are spread over, and ranks that share one."""
+    if not arguments.has("--num-experts"):
+        return 1, 0
+    if arguments.has("--moe-tp-extend-ep"):
+        return ep * tp, 1
+    return ep, arguments.positive("--expert-tensor-parallel-size", tp)
 
 
 def _recompute(arguments: Arguments, layout: Layout, stages: tuple[tuple[int, ...], ...]) -> Recompute:

@@ -21,14 +21,20 @@ from mindspeed_dryrun.estimate.layer_time import (
     LayerTime,
     Pass,
     gather_seconds,
-    layer_parameters,
     layer_time,
     link_rate,
     matmul_seconds,
 )
 from mindspeed_dryrun.estimate.operators import Operators, read_operators
+from mindspeed_dryrun.estimate.stage_parts import (
+    ChunkLayers,
+    chunk_layers,
+    expert_parameters,
+    mixture_layers,
+    stage_parameters,
+    telling_stages,
+)
 from mindspeed_dryrun.estimate.strategy import Recompute, Strategy, read_strategy
-from mindspeed_dryrun.megatron.arguments import without
 from mindspeed_dryrun.megatron.model_shape import ModelShape, read_shape
 
 # Traffic of the optimizer step per parameter: gradient twice (norm, step), master weight and both moments read and
@@ -40,8 +46,6 @@ _STEP_BYTES = 4 + 4 + 8 + 8 + 8 + 2 + 4
 _LOSS_BYTES = 52
 # Capped logits, bf16: quotient, tanh, product, and their gradients (MindSpeed-LLM, core/models/gpt/gpt_model.py).
 _CAP_BYTES = 26
-# Flags that `read_shape` refuses; the parts they stand for are in `Operators`.
-_OTHER_PARTS = ("--num-experts", "--multi-latent-attention", "--multi-head-latent-attention")
 
 # A release of MindSpeed-LLM. Before 2.2 its throughput line counted no-op layers, and attention in full.
 Release = tuple[int, int]
@@ -73,7 +77,7 @@ class Estimate:
         return self.communication_s / self.iteration_s
 
     def to_json(self) -> dict[str, float]:
-        """`time` of a report."""
+        """`time` of a report and of a plan."""
         names = ("iteration_s", "low_s", "high_s", "tokens_per_s_per_card", "tflops_per_card")
         return {name: round(getattr(self, name), 4) for name in names}
 
@@ -81,7 +85,7 @@ class Estimate:
 def predict_time(arguments: Sequence[str], world_size: int, hardware: Hardware) -> Estimate:
     """One iteration of the job that a trainer's arguments spell out: dense, mixture of experts or multi-latent
     attention, either back end. Needs no dry run."""
-    shape = read_shape(without(arguments, _OTHER_PARTS))
+    shape = read_shape(arguments)
     strategy = read_strategy(arguments, world_size)
     return estimate(shape, strategy, hardware, operators=read_operators(arguments))
 
@@ -102,7 +106,7 @@ def estimate(
     low, high = seconds, seconds
     if hardware.error is not None:
         low, high = seconds / (1 + hardware.error), seconds * (1 + hardware.error)
-    if hardware.error is None or operators.experts or operators.latent:
+    if not _is_fitted(shape, hardware):
         low = min(low, _iteration(dataclasses.replace(case, hardware=hardware.at("high")))[0])
         high = max(high, _iteration(dataclasses.replace(case, hardware=hardware.at("low")))[0])
     tokens = shape.global_batch * shape.seq / seconds
@@ -120,28 +124,37 @@ def estimate(
     )
 
 
+def _is_fitted(shape: ModelShape, hardware: Hardware) -> bool:
+    """Whether the hardware file's error was measured on jobs like this one: no mixture was among them."""
+    return hardware.error is not None and shape.experts is None and shape.latent is None
+
+
+def trust(shape: ModelShape, hardware: Hardware) -> str:
+    """How far a predicted time can be trusted, in a few words."""
+    if hardware.error is None or _is_fitted(shape, hardware):
+        return hardware.trust
+    return "not fitted to mixtures or latent attention: both ends of every figure"
+
+
 def logged_flops(shape: ModelShape, strategy: Strategy, release: Release, operators: Operators = USUAL) -> float:
     """Operations of one iteration, as this release of MindSpeed-LLM counts them for its throughput line."""
-    if operators.experts or operators.latent:
-        return _active_flops(shape, strategy, operators)
+    if shape.experts or shape.latent:
+        return _active_flops(shape, strategy)
     if release >= NEWEST:
         return shape.iteration_flops()
     return shape.iteration_flops(len(strategy.noop_layers), causal=False)
 
 
-def _active_flops(shape: ModelShape, strategy: Strategy, operators: Operators) -> float:
+def _active_flops(shape: ModelShape, strategy: Strategy) -> float:
     """Six operations per token and parameter that it meets, causal attention at half."""
-    attention, dense, _ = layer_parameters(shape, operators)
-    head, experts = 2 * shape.head_dim, operators.experts
-    if operators.latent:
-        head = operators.latent.nope + operators.latent.rope + operators.latent.value
-    mixtures = sum(mixture_layers(strategy, operators, stage) for stage in range(strategy.pp))
-    met = 0.0
-    if experts:
-        factor = 3 if shape.gated else 2
-        met = factor * shape.hidden * (experts.topk * experts.ffn + experts.shared_ffn) + shape.hidden * experts.number
+    head, experts = 2 * shape.head_dim, shape.experts
+    if shape.latent:
+        head = shape.latent.nope + shape.latent.rope + shape.latent.value
+    mixtures = sum(mixture_layers(shape, strategy, stage) for stage in range(strategy.pp))
+    met = shape.shared_parameters + (experts.topk * shape.mlp_parameters(experts.ffn) if experts else 0)
     scores = 3.0 * shape.seq * shape.heads * head
-    layers = shape.layers * (6 * attention + scores) + 6 * (mixtures * met + (shape.layers - mixtures) * dense)
+    layers = shape.layers * (6 * shape.attention_parameters + scores)
+    layers += 6 * (mixtures * met + (shape.layers - mixtures) * shape.mlp_parameters(shape.ffn))
     return float(shape.global_batch * shape.seq) * (layers + 6.0 * shape.vocabulary_parameters)
 
 
@@ -152,59 +165,41 @@ def iteration_seconds(
     return _iteration(Case(shape, strategy, hardware, operators))[0]
 
 
-def mixture_layers(strategy: Strategy, operators: Operators, stage: int) -> int:
-    """How many of a stage's layers are mixtures of experts."""
-    return sum(_mixtures(strategy, operators, stage))
-
-
-def _mixtures(strategy: Strategy, operators: Operators, stage: int) -> tuple[int, ...]:
-    """By chunk."""
-    experts = operators.experts
-    if experts is None:
-        return (0,) * strategy.chunks
-    found, first = [0] * strategy.chunks, 0
-    for chunk in range(strategy.chunks):
-        for index in range(strategy.pp):
-            layers = strategy.stages[index][chunk]
-            if index == stage:
-                found[chunk] = sum(
-                    layer >= experts.dense_in_front and layer % experts.every == 0
-                    for layer in range(first, first + layers)
-                )
-            first += layers
-    return tuple(found)
-
-
 def chunk_passes(case: Case, stage: int) -> list[tuple[Pass, Pass]]:
     """Forward and backward pass (with what it computes again) of one microbatch through each chunk's layers."""
+    layers = _layers(case)
+    return [_chunk_pass(case, chunk, *layers) for chunk in chunk_layers(case.shape, case.strategy, stage)]
+
+
+def _layers(case: Case) -> tuple[LayerTime, LayerTime]:
+    """A dense layer and a mixture."""
     dense = _layer(case, mixture=False)
-    mixture = _layer(case, mixture=True) if case.operators.experts else dense
-    found = []
-    counts = zip(
-        case.strategy.stages[stage],
-        case.strategy.recomputed(stage),
-        _mixtures(case.strategy, case.operators, stage),
-        strict=True,
-    )
-    for layers, again, mixtures in counts:
-        share = mixtures / layers if layers else 0.0
-        forward = dense.forward.times(layers - mixtures) + mixture.forward.times(mixtures)
-        backward = dense.backward.times(layers - mixtures) + mixture.backward.times(mixtures)
-        kept = layers - again
-        backward = backward + dense.forward.times(again * (1 - share)) + mixture.forward.times(again * share)
+    return dense, _layer(case, mixture=True) if case.shape.experts else dense
+
+
+def _chunk_pass(case: Case, chunk: ChunkLayers, dense: LayerTime, mixture: LayerTime) -> tuple[Pass, Pass]:
+    forward, backward = Pass(), Pass()
+    for layer, count, again in (
+        (dense, chunk.dense, chunk.dense_again),
+        (mixture, chunk.mixtures, chunk.mixtures_again),
+    ):
+        if not count:
+            continue
+        forward = forward + layer.forward.times(count)
+        backward = backward + layer.backward.times(count) + layer.forward.times(again)
         if case.strategy.recompute.kind == "selective":
-            backward = backward + dense.attention.times(kept)
+            backward = backward + layer.attention.times(count - again)
         if case.operators.recomputed_activation:
-            backward = backward + dense.activation.times(kept * (1 - share)) + mixture.activation.times(kept * share)
-        found.append((forward, backward))
-    return found
+            backward = backward + layer.activation.times(count - again)
+    return forward, backward
 
 
 def _layer(case: Case, mixture: bool) -> LayerTime:
     # Most strategies of a search share their layer's time with hundreds of others.
     sharing = dataclasses.replace(
-        case.strategy, pp=1, dp=1, stages=((1,),), recompute=Recompute(), distributed_optimizer=False, noop=None
-    )
+        case.strategy, pp=1, dp=1, stages=((1,),), recompute=Recompute(), distributed_optimizer=False, noop=None,
+        dualpipe=False,
+    )  # fmt: skip
     return layer_time(dataclasses.replace(case, strategy=sharing), mixture)
 
 
@@ -218,11 +213,16 @@ def layer_passes(
 
 def _iteration(case: Case) -> tuple[float, float, float, float, float]:
     strategy = case.strategy
+    layers = _layers(case)
+    known: dict[ChunkLayers, Pass] = {}  # most stages are alike
     stages = []
     for index in range(strategy.pp):
         time = _extras(case, index)
-        for forward, backward in chunk_passes(case, index):
-            time = time + forward + backward
+        for chunk in chunk_layers(case.shape, strategy, index):
+            if chunk not in known:
+                forward, backward = _chunk_pass(case, chunk, *layers)
+                known[chunk] = forward + backward
+            time = time + known[chunk]
         stages.append(time)
     busiest = max(stages, key=lambda stage: stage.total)
     fill = (sum(stage.total for stage in stages) - busiest.total) / strategy.chunks
@@ -243,16 +243,17 @@ def end_of_iteration_seconds(
 def end_of_iteration(case: Case, microbatch: float) -> tuple[float, float]:
     """Seconds of the gradients' reduction that nothing hides, and of the optimizer step. `microbatch` is the time of the
     last microbatch: its backward pass hides an overlapped reduction, the next forward pass an overlapped gather."""
-    ends = [_stage_end(case, stage, microbatch) for stage in range(case.strategy.pp)]
+    ends = [_stage_end(case, stage, microbatch) for stage in telling_stages(case.shape, case.strategy)]
     return max(gradients for gradients, _ in ends), max(step for _, step in ends)
 
 
 def _stage_end(case: Case, stage: int, microbatch: float) -> tuple[float, float]:
     strategy, operators = case.strategy, case.operators
-    replicas = strategy.dp * strategy.cp
-    dense, routed = _stage_parameters(case, stage)
     gradients = step = 0.0
-    for parameters, size, stride in ((dense, replicas, strategy.tp), (routed, *_expert_replicas(case))):
+    for parameters, size, stride in (
+        (stage_parameters(case.shape, strategy, stage), strategy.replicas, strategy.tp),
+        (expert_parameters(case.shape, strategy, stage), strategy.expert_replicas, strategy.ep * max(1, strategy.etp)),
+    ):
         reduce = gather_seconds(4.0 * parameters, size, stride, case.hardware) if parameters else 0.0
         gather = reduce
         if strategy.distributed_optimizer:
@@ -270,30 +271,6 @@ def _stage_end(case: Case, stage: int, microbatch: float) -> tuple[float, float]
     return gradients, case.traffic(_STEP_BYTES * step)
 
 
-def _expert_replicas(case: Case) -> tuple[int, int]:
-    """How many ranks hold the same experts, and how far apart they are."""
-    experts = case.operators.experts
-    if experts is None:
-        return 1, 1
-    apart = experts.parallel * experts.tensor
-    return max(1, case.strategy.world // case.strategy.pp // apart), apart
-
-
-def _stage_parameters(case: Case, stage: int) -> tuple[float, float]:
-    """Matrix parameters that a rank of this stage holds: replicated over all data-parallel ranks, and experts."""
-    shape, strategy, experts = case.shape, case.strategy, case.operators.experts
-    attention, block, routed = layer_parameters(shape, case.operators)
-    layers, mixtures = sum(strategy.stages[stage]), mixture_layers(strategy, case.operators, stage)
-    first, last = stage == 0, stage == strategy.pp - 1
-    # A tied output layer on another stage than the embedding holds its own copy of the table.
-    tables = 1 if shape.tied and first and last else first + last
-    dense = layers * attention + (layers - mixtures) * block + tables * shape.vocabulary_parameters
-    if experts is None:
-        return dense / strategy.tp, 0.0
-    dense += mixtures * (3 if shape.gated else 2) * shape.hidden * experts.shared_ffn
-    return dense / strategy.tp, mixtures * routed / (experts.parallel * experts.tensor)
-
-
 def stage_extras(
     shape: ModelShape, strategy: Strategy, hardware: Hardware, stage: int, operators: Operators = USUAL
 ) -> Pass:
@@ -306,7 +283,7 @@ def _extras(case: Case, stage: int) -> Pass:
     time = Pass()
     if stage == 0:
         time = time + embedding(case)
-    if stage == strategy.pp - 1:
+    if stage == strategy.head_stage:
         forward, backward = head_passes(case)
         time = time + forward + backward
     return time + exchange(case, stage)
@@ -345,11 +322,11 @@ def head_passes(case: Case) -> tuple[Pass, Pass]:
     waits = volumes.head_times(strategy)
     first = Pass(forward + 0.75 * logits, case.gather)
     second = Pass(backward + 0.25 * logits, (waits - 1) * case.gather)
-    if operators.prediction_layers:
-        layer = _layer(case, mixture=operators.experts is not None)
+    if shape.prediction_layers:
+        layer = _layer(case, mixture=shape.experts is not None)
         joined = matmul_seconds(tokens, shape.hidden / strategy.tp, 2 * shape.hidden, case.hardware)
-        first = first + (first + layer.forward + Pass(joined)).times(operators.prediction_layers)
-        second = second + (second + layer.backward + Pass(2 * joined)).times(operators.prediction_layers)
+        first = first + (first + layer.forward + Pass(joined)).times(shape.prediction_layers)
+        second = second + (second + layer.backward + Pass(2 * joined)).times(shape.prediction_layers)
     return first, second
 
 

@@ -121,7 +121,7 @@ def _durations(case: Case, stage: int) -> list[tuple[float, float]]:
     if stage == 0:
         seconds = embedding(case).total
         found[0] = (found[0][0] + seconds / 2, found[0][1] + seconds / 2)
-    if stage == case.strategy.pp - 1:
+    if stage == case.strategy.head_stage:
         forward, backward = head_passes(case)
         found[-1] = (found[-1][0] + forward.total, found[-1][1] + backward.total)
     return found

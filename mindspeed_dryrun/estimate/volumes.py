@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from mindspeed_dryrun.estimate.lower_bound import stage_parameters
+from mindspeed_dryrun.estimate.stage_parts import stage_parameters
 from mindspeed_dryrun.estimate.strategy import Strategy
 from mindspeed_dryrun.megatron.model_shape import ModelShape
 from mindspeed_dryrun.record.communication import Collective, read_collectives

@@ -141,9 +141,10 @@ class Checkout:
 
     def _starred(self, module: str, body: Sequence[ast.stmt], path: str, file: Path, depth: int) -> str | None:
         for node in body if depth < _FOLLOW_LIMIT else ():
-            if isinstance(node, ast.ImportFrom) and node.names[0].name == "*":
-                if found := self.signature(f"{_absolute(module, node, file)}:{path}", depth + 1):
-                    return found
+            if not isinstance(node, ast.ImportFrom) or node.names[0].name != "*":
+                continue
+            if found := self.signature(f"{_absolute(module, node, file)}:{path}", depth + 1):
+                return found
         return None
 
     def replaced_beside(self, patches: Iterable[Mapping[str, Any]]) -> set[str]:

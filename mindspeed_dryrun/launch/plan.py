@@ -25,7 +25,7 @@ from mindspeed_dryrun.launch.short_run import short_args
 from mindspeed_dryrun.launch.trainers import Trainer, choose_trainer, code_digest
 from mindspeed_dryrun.rank import activation as config
 from mindspeed_dryrun.record.environment import engine_environment
-from mindspeed_dryrun.record.model import SCHEMA_VERSION, Report
+from mindspeed_dryrun.record.model import SCHEMA_VERSION, Report, TimeSummary
 from mindspeed_dryrun.record.run_spec import PlannedRank, RunSpec
 
 # Stands for the record's folder in a task, so that an executor may run it on another machine, in another folder.
@@ -78,6 +78,7 @@ class Plan:
     patches: tuple[dict[str, Any], ...] = ()
     notes: tuple[str, ...] = ()
     checks: tuple[tuple[int, int], ...] = ()  # (rank, its class's representative) simulated to check the classes
+    time: TimeSummary | None = None  # predicted, of one iteration
 
     @property
     def problem(self) -> str | None:
@@ -284,6 +285,7 @@ def plan_json(plan: Plan, out: Path) -> dict[str, Any]:
         "command": list(plan.tasks[0].argv),
         "notes": list(plan.notes),
         "problem": plan.problem,
+        **({"time": dataclasses.asdict(plan.time)} if plan.time else {}),
     }
 
 

@@ -223,6 +223,7 @@ def job_file(plan: Plan) -> JobFile:
         notes=plan.notes,
         plan=tuple(task.planned() for task in plan.tasks),
         classes=plan.classes,
+        time=plan.time,
     )
 
 

@@ -26,7 +26,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mindspeed_dryrun.errors import UsageError, check_interrupted, did_you_mean
+from mindspeed_dryrun.errors import UsageError, check_interrupted
 from mindspeed_dryrun.launch import script_text
 from mindspeed_dryrun.launch.captured_call import CapturedCall
 from mindspeed_dryrun.launch.read_call import read_call
@@ -74,7 +74,7 @@ def capture(
         raise UsageError(f"{script} calls {calls[0]['program']} {len(calls)} times, and a dry run is of one job: keep one call.")
     for name in elsewhere:
         if name not in found and name not in exported:
-            raise UsageError(_no_assignment(script, name, script_text.assigned_names(text)))
+            raise script_text.not_assigned(text, name, script)
     call = read_call(calls[0]["program"], calls[0]["argv"], calls[0]["cwd"], _script_environment(calls[0]["env"]))
     notes = list(call.notes)
     if absent:
@@ -82,11 +82,6 @@ def capture(
     if skipped:
         notes.append(f"steps of the script around {call.launcher} were left out: {', '.join(dict.fromkeys(skipped))}")
     return replace(call, notes=tuple(notes))
-
-
-def _no_assignment(script: Path, name: str, names: Sequence[str]) -> str:
-    listed = ", ".join(names) or "none at all"
-    return f"{script} has no assignment {name}=… to set{did_you_mean(name, names)}. It assigns: {listed}."
 
 
 @contextlib.contextmanager

@@ -10,6 +10,9 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
+
+from mindspeed_dryrun.errors import UsageError, did_you_mean
 
 _BEFORE_COMMANDS = frozenset(
     ["if", "then", "else", "elif", "while", "until", "do", "{", "!", "time", "export", "declare", "typeset", "local", "readonly"]
@@ -57,6 +60,21 @@ def set_variables(text: str, sets: Mapping[str, str]) -> str:
         if item.name in sets:
             text = text[: item.start] + shlex.quote(sets[item.name]) + text[item.end :]
     return text
+
+
+def assign_variables(text: str, sets: Mapping[str, str], script: Path | str) -> str:
+    """`set_variables`, with a `UsageError` for a variable that this very text does not assign."""
+    for name in sets:
+        if name not in assigned_names(text) and not has_default(text, name):
+            raise not_assigned(text, name, script)
+    return set_variables(text, sets)
+
+
+def not_assigned(text: str, name: str, script: Path | str) -> UsageError:
+    """The sentence about a variable that cannot be set."""
+    names = assigned_names(text)
+    listed = ", ".join(names) or "none at all"
+    return UsageError(f"{script} has no assignment {name}=… to set{did_you_mean(name, names)}. It assigns: {listed}.")
 
 
 def has_default(text: str, name: str) -> bool:

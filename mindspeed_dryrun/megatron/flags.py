@@ -128,15 +128,15 @@ _TABLE: tuple[Flag, ...] = (
         lr-warmup-iters=@length lr-warmup-samples=@length lr-warmup-init= lr-wsd-decay-style=
         lr-wsd-decay-iters=@length lr-wsd-decay-samples=@length decoupled-lr= decoupled-min-lr= adam-beta1=
         adam-beta2= adam-eps= start-weight-decay= end-weight-decay= weight-decay-incr-style= sgd-momentum=
-        head-lr-mult= seed= init-method-std= init-method-xavier-uniform norm-epsilon= min-loss-scale=
-        loss-scale-window= hysteresis= override-opt_param-scheduler use-checkpoint-opt_param-scheduler
+        head-lr-mult= seed= moe-router-bias-update-rate= init-method-std= init-method-xavier-uniform norm-epsilon=
+        min-loss-scale= loss-scale-window= hysteresis= override-opt_param-scheduler use-checkpoint-opt_param-scheduler
         attention-softmax-in-fp32 apply-query-key-layer-scaling no-initialization use-cpu-initialization
         data-parallel-random-init no-persist-layer-norm ema-decay= pre-tockens= next-tockens= sparse-mode=
         original-max-position-embeddings= low-freq-factor= high-freq-factor= rope-scaling-factor=
         rotary-scaling-factor= rotary-seq-len-interpolation-factor= beta-fast= beta-slow= rope-scaling-mscale=
         rope-scaling-mscale-all-dim= rope-scaling-original-max-position-embeddings= dynamic-factor=
         ddp-average-in-collective no-gradient-reduce-div-fusion yarn-scaling-factor= rope-scaling-beta-fast=
-        rope-scaling-beta-slow="""),
+        rope-scaling-beta-slow= mscale= mscale-all-dim="""),
     *_group(Handling.IGNORED, "data", "data set and tokenizer: replaced by mock data of the same shape", """
         data-path=*@input train-data-path=*@input valid-data-path=*@input test-data-path=*@input data-args-path=@input
         per-split-data-args-path=@input data-cache-path=@output split= mock-data dataloader-type= num-workers=
@@ -144,10 +144,11 @@ _TABLE: tuple[Flag, ...] = (
         no-create-attention-mask-in-dataloader tokenizer-type= tokenizer-name-or-path=@tokenizer
         tokenizer-model=@tokenizer tokenizer-kwargs=* tokenizer-not-use-fast vocab-file=@tokenizer
         merge-file=@tokenizer vocab-extra-ids= tiktoken-pattern= tiktoken-num-special-tokens=
-        tiktoken-special-tokens=* tokenizer-padding-side= add-eos-token=* encoder-seq-length= decoder-seq-length=
-        sample-rate= mask-prob= short-seq-prob= retriever-seq-length= no-data-sharding s3-cache-path=
-        iterations-to-skip=*@length enable-share-memory return-document-ids train-samples=@length
-        rampup-batch-size=*@length decrease-batch-size-if-needed"""),
+        tiktoken-special-tokens=* tokenizer-padding-side= pad-to-multiple-of= dataset-additional-keys=*
+        hf-chat-template no-chat-template instruction-template= enable-thinking= cut-max-seqlen add-eos-token=*
+        encoder-seq-length= decoder-seq-length= sample-rate= mask-prob= short-seq-prob= retriever-seq-length=
+        no-data-sharding s3-cache-path= iterations-to-skip=*@length enable-share-memory return-document-ids
+        train-samples=@length rampup-batch-size=*@length decrease-batch-size-if-needed"""),
     *_group(Handling.IGNORED, "checkpoint", "checkpoints: a dry run loads and saves nothing", """
         load=@input save=@output save-interval= no-load-optim no-load-rng no-save-optim no-save-rng finetune
         pretrained-checkpoint=@input ckpt-step=@input ckpt-format= dist-ckpt-format= dist-ckpt-strictness=
@@ -158,7 +159,7 @@ _TABLE: tuple[Flag, ...] = (
         no-shared-storage persistent-save-interval= non-persistent-save-interval=@output non-persistent-ckpt-type=
         non-persistent-global-ckpt-dir=@output non-persistent-local-ckpt-dir=@output non-persistent-local-ckpt-algo="""),
     *_group(Handling.IGNORED, "logging", "logging, evaluation, profiling and process control", """
-        log-interval= log-throughput log-params-norm log-num-zeros-in-grad log-progress@output
+        log-interval= log-throughput moe-per-layer-logging log-params-norm log-num-zeros-in-grad log-progress@output
         log-timers-to-tensorboard log-memory-to-tensorboard log-world-size-to-tensorboard
         log-validation-ppl-to-tensorboard no-log-loss-scale-to-tensorboard log-straggler tensorboard-dir=@output
         tensorboard-log-interval= tensorboard-queue-size= wandb-project=@output wandb-exp-name=@output
@@ -185,43 +186,34 @@ _TABLE: tuple[Flag, ...] = (
         use-mcore-models transformer-impl= use-fused-swiglu no-rope-fusion no-masked-softmax-fusion ai-framework=
         jit-compile use-deter-comp npu-deterministic deterministic-mode attention-backend=
         kv-head-repeat-before-uly-alltoall optimization-level= te-rng-tracker inference-rng-tracker no-use-rts
-        disable-bf16-reduced-precision-matmul norm-topk-prob prompt-type= prompt-type-path= bert-no-binary-head
-        op-cal-tflops"""),
-    *_group(Handling.REFUSED, "experts", "mixture of experts: run it with the script's own trainer", """
-        num-experts= expert-model-parallel-size=1 expert-tensor-parallel-size=1 moe-router-topk=
-        moe-router-load-balancing-type= moe-grouped-gemm moe-token-dispatcher-type= moe-ffn-hidden-size=
-        moe-intermediate-size= moe-layer-freq= moe-shared-expert-intermediate-size= moe-aux-loss-coeff=
-        moe-z-loss-coeff= moe-expert-capacity-factor= moe-pad-expert-input-to-capacity moe-token-drop-policy=
-        moe-permutation-async-comm moe-permute-fusion moe-router-pre-softmax moe-router-score-function=
-        moe-router-topk-scaling-factor= moe-router-enable-expert-bias moe-router-bias-update-rate=
-        moe-router-num-groups= moe-router-group-topk= moe-router-dtype= moe-input-jitter-eps= moe-extended-tp
-        moe-alltoall-overlap-comm moe-allgather-overlap-comm moe-fb-overlap moe-tp-extend-ep moe-zero-memory=
-        moe-zero-memory-num-layers= moe-adaptive-recompute-activation moe-adaptive-recompute-activation-scale=
-        moe-layer-recompute moe-model-type= moe-bmm-mc2 moe-comm-aux-loss-coeff= moe-device-level-aux-loss-coeff=
-        moe-dynamic-padding moe-enable-deepep moe-no-drop moe-per-layer-logging moe-revert-type-after-topk
-        moe-shared-expert-overlap moe-train-capacity-factor= moe-unperm2-mem-optim moe-unperm2-mem-optim-swap
-        moe-use-legacy-grouped-gemm moe-use-sinkhorn moe-use-upcycling moe-zerc n-shared-experts= n-group= topk-group=
-        routed-scaling-factor= seq-aux first-k-dense-replace= shared-expert-gate shared-expert-gate-output-dimension=
-        use-fused-moe-token-permute-and-unpermute gemm-gradient-accumulation-fusion router-gating-in-fp32
-        expert-interval= balanced-moe-experts balanced-moe-hot-expert-num= trans-hot-expert-group-num=
-        use-pipe-experts pipe-experts-multi-data= pipe-experts-multi-stream ampipe-degree= ampipe-tp-sp-comm-overlap
-        enable-token-rearrange-opt fix-router noisy-gate-policy= topk-softmax-in-fp32 enable-a2avc=0 input-jitter"""),
-    *_group(Handling.REFUSED, "attention", "multi-latent attention: run it with the script's own trainer", """
-        multi-latent-attention multi-head-latent-attention q-lora-rank= kv-lora-rank= qk-head-dim= qk-nope-head-dim=
-        qk-pos-emb-head-dim= qk-rope-head-dim= v-head-dim= mla-fa-divide-qk mla-fa-without-pad mla-mm-split
-        mla-swap-core-attn-out mla-up-proj-tp-overlap mla-zero-memory recompute-mla-up-proj mscale= mscale-all-dim="""),
+        disable-bf16-reduced-precision-matmul prompt-type= prompt-type-path= bert-no-binary-head op-cal-tflops
+        input-jitter"""),
+    *_group(Handling.REFUSED, "experts", "a way to run experts that is not modelled: run it with the script's own trainer", """
+        moe-permute-fusion moe-input-jitter-eps= moe-extended-tp moe-alltoall-overlap-comm moe-allgather-overlap-comm
+        moe-fb-overlap moe-tp-extend-ep@strategy moe-zero-memory=@fewer_activations moe-zero-memory-num-layers=
+        moe-adaptive-recompute-activation@fewer_activations
+        moe-adaptive-recompute-activation-scale= moe-layer-recompute@fewer_activations moe-model-type=
+        moe-bmm-mc2 moe-dynamic-padding
+        moe-enable-deepep moe-no-drop moe-revert-type-after-topk moe-shared-expert-overlap moe-train-capacity-factor=
+        moe-unperm2-mem-optim moe-unperm2-mem-optim-swap moe-use-legacy-grouped-gemm moe-use-sinkhorn
+        moe-use-upcycling moe-zerc n-group= topk-group= routed-scaling-factor= shared-expert-gate-output-dimension=
+        use-fused-moe-token-permute-and-unpermute router-gating-in-fp32 expert-interval= balanced-moe-experts
+        balanced-moe-hot-expert-num= trans-hot-expert-group-num= use-pipe-experts pipe-experts-multi-data=
+        pipe-experts-multi-stream ampipe-degree= ampipe-tp-sp-comm-overlap enable-token-rearrange-opt fix-router
+        noisy-gate-policy= topk-softmax-in-fp32 enable-a2avc=0"""),
+    *_group(Handling.REFUSED, "attention", "multi-latent attention that is not modelled: use the script's trainer", """
+        multi-head-latent-attention qk-nope-head-dim= qk-rope-head-dim= mla-fa-divide-qk mla-swap-core-attn-out
+        mla-up-proj-tp-overlap mla-zero-memory recompute-mla-up-proj"""),
     *_group(Handling.REFUSED, "fine-tuning", "LoRA: run it with the script's own trainer", """
         lora-r=@fewer_states,fewer_activations lora-alpha= lora-target-modules=*@fewer_states lora-load=@input
         lora-fusion lora-modules-to-save=* lora-register-forward-hook=* lora-ckpt-filter qlora qlora-nf4
         qlora-save-dequantize save-lora-to-hf lu-lora-final-layer-index= lu-lora-lr= lu-lora-lr-ratio="""),
-    *_group(Handling.REFUSED, "fine-tuning", "post-training (SFT, DPO, RL): run it with the script's own trainer", """
-        stage= is-instruction-dataset is-pairwise-dataset variable-seq-lengths padded-samples neat-pack dpo-loss-type=
-        dpo-beta= dpo-label-smoothing= simpo-loss-type= simpo-beta= simpo-label-smoothing= pref-ftx= ref-model=
-        refer-model-iter= reward-model= reward-tokens=* placeholder-token= gamma-beta-ratio= orm max-prompt-length=
-        rollout-batch-size= n-samples-per-prompt= ppo-mini-batch-size= ppo-epochs= kl-coef= clip-ratio= entropy-coeff=
-        critic-mini-batch-size= critic-update-epochs= cut-max-seqlen pad-to-multiple-of= dataset-additional-keys=*
-        num-gpus-for-train= num-gpus-for-infer= hf-chat-template no-chat-template instruction-template=
-        enable-thinking="""),
+    *_group(Handling.REFUSED, "fine-tuning", "post-training that is not modelled: run it with the script's own trainer", """
+        is-pairwise-dataset neat-pack dpo-loss-type= dpo-beta= dpo-label-smoothing= simpo-loss-type= simpo-beta=
+        simpo-label-smoothing= pref-ftx= ref-model= refer-model-iter= reward-model= reward-tokens=* placeholder-token=
+        gamma-beta-ratio= orm max-prompt-length= rollout-batch-size= n-samples-per-prompt= ppo-mini-batch-size=
+        ppo-epochs= kl-coef= clip-ratio= entropy-coeff= critic-mini-batch-size= critic-update-epochs=
+        num-gpus-for-train= num-gpus-for-infer="""),
     *_group(Handling.REFUSED, "model", "other model kinds: run them with the script's own trainer", """
         use-legacy-models mtp-num-layers= mtp-loss-scaling-factor= mtp-after-norm mtp-mem-efficient-logits
         is-hybrid-model hybrid-attention-ratio= hybrid-mlp-ratio= hybrid-override-pattern= mamba-chunk-size=
@@ -264,7 +256,7 @@ _TABLE: tuple[Flag, ...] = (
     *_group(Handling.REFUSED, "memory", "moves or shrinks memory in a way that is not modelled", """
         swap-attention@fewer_states,fewer_activations swap-modules= low-memory@fewer_states
         cpu-offloading-num-layers=@fewer_activations smart-swap@fewer_activations swap-optimizer@fewer_states
-        swap-optimizer-times= virtual-optimizer=* optimizer-cpu-offload@fewer_states optimizer-offload-fraction=
+        swap-optimizer-times= virtual-optimizer=*@fewer_states optimizer-cpu-offload@fewer_states optimizer-offload-fraction=
         use-torch-optimizer-for-cpu-offload overlap-cpu-optimizer-d2h-h2d no-pin-cpu-grads no-pin-cpu-params
         use-precision-aware-optimizer@fewer_states main-grads-dtype= main-params-dtype= exp-avg-dtype=
         exp-avg-sq-dtype= o2-gradient o2-optimizer use-ema use-torch-fsdp2@fewer_states use-custom-fsdp@fewer_states
@@ -272,7 +264,7 @@ _TABLE: tuple[Flag, ...] = (
         keep-fp8-transpose-cache-when-using-custom-fsdp suggested-communication-unit-size= layerzero layerzero-config=
         enable-zero3 param-and-grad-buffer-pad= ddp-pad-buckets-for-high-nccl-busbw distributed-optimizer-no-replica
         adaptive-memory-optimization@fewer_activations adaptive-recompute-device-swap
-        adaptive-recompute-device-size=@fewer_activations adaptive-recompute-profiling-step= recompute-modules=*
+        adaptive-recompute-device-size=@fewer_activations adaptive-recompute-profiling-step= recompute-modules=*@fewer_activations
         recompute-module-list= recompute-type= fp8-format=@fewer_states,fewer_activations fp8-recipe= fp8-margin=
         fp8-interval= fp8-amax-history-len= fp8-amax-compute-algo= fp8-param-gather no-fp8-wgrad
         first-last-layers-bf16 num-layers-at-start-in-bf16= num-layers-at-end-in-bf16= enable-cuda-graph
@@ -350,8 +342,10 @@ def _value_problem(flag: Flag, values: list[str]) -> str:
 
 
 def _known_spec(values: list[str]) -> bool:
-    """Specs whose layers are those built here: Qwen3 (the plain one, with query and key norms) and Gemma2 (post-norms)."""
-    return bool(values) and values[0].rpartition(".")[2] in ("qwen3_spec", "gemma2_spec")
+    """Specs whose layers are those built here: the plain one with query and key norms (Qwen3, Qwen2-MoE, Bailing), that
+    with post-norms (Gemma2, Grok), and multi-latent attention (DeepSeek)."""
+    known = ("qwen3_spec", "qwen2_moe_spec", "bailing_spec", "gemma2_spec", "grok_spec", "deepseek_spec")
+    return bool(values) and values[0].rpartition(".")[2] in known
 
 
 def parse(args: Sequence[str]) -> TrainerFlags:

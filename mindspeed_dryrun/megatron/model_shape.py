@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,9 +12,33 @@ from mindspeed_dryrun.megatron.arguments import Arguments
 from mindspeed_dryrun.megatron.flags import with_tag
 
 
+@dataclass(frozen=True, kw_only=True)
+class ExpertShape:
+    """Mixtures of experts. `ffn` and `shared_ffn` are inner sizes of one expert and of all shared ones together."""
+
+    number: int
+    topk: int
+    ffn: int
+    shared_ffn: int = 0
+    dense_in_front: int = 0  # layers before the first mixture
+    every: int = 1  # each n-th layer behind them is a mixture
+    capacity: float | None = None  # times an even load that an expert takes at most; None: all tokens that come
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatentShape:
+    """Multi-latent attention: ranks of the compressions and sizes of a head."""
+
+    query_rank: int
+    key_rank: int
+    nope: int
+    rope: int
+    value: int
+
+
 @dataclass(frozen=True)
 class ModelShape:
-    """A dense GPT as Megatron's flags describe it, with the batch of one iteration."""
+    """A GPT as Megatron's flags describe it, with the batch of one iteration."""
 
     layers: int  # real ones, without no-op layers
     hidden: int
@@ -30,12 +55,46 @@ class ModelShape:
     shared_master: bool  # --reuse-fp32-param: master weights share memory with the bf16 ones
     full_activations: bool = True  # every layer that is not recomputed keeps what its backward pass needs
     qk_norm: bool = False  # norms of queries and keys
+    vocab_grows: bool = False  # the vocabulary is padded as tensor parallelism needs it
+    experts: ExpertShape | None = None
+    latent: LatentShape | None = None
+    prediction_layers: int = 0  # multi-token prediction on the last stage, each with an output layer
+
+    @property
+    def attention_parameters(self) -> int:
+        """Matrices of attention; biases and norms are left out everywhere (they are thousandths)."""
+        latent = self.latent
+        if latent is None:
+            return self.hidden * self.head_dim * (2 * self.heads + 2 * self.query_groups)
+        wide = self.heads * (latent.nope + latent.rope)
+        query = latent.query_rank * (self.hidden + wide) if latent.query_rank else self.hidden * wide
+        key = (latent.key_rank + latent.rope) * self.hidden + self.heads * (latent.nope + latent.value) * latent.key_rank
+        return query + key + self.hidden * self.heads * latent.value
 
     @property
     def layer_parameters(self) -> int:
-        """Matrices of one layer; biases and norms are left out (they are thousandths)."""
-        attention = self.hidden * self.head_dim * (2 * self.heads + 2 * self.query_groups)
-        return attention + self.hidden * self.ffn * (3 if self.gated else 2)
+        """Matrices of one dense layer."""
+        return self.attention_parameters + self.mlp_parameters(self.ffn)
+
+    def mlp_parameters(self, ffn: int) -> int:
+        """Matrices of an MLP of this inner size."""
+        return self.hidden * ffn * (3 if self.gated else 2)
+
+    @property
+    def shared_parameters(self) -> int:
+        """Of a mixture, what is not one of its routed experts: shared experts and router."""
+        experts = self.experts
+        return self.mlp_parameters(experts.shared_ffn) + self.hidden * experts.number if experts else 0
+
+    @property
+    def routed_parameters(self) -> int:
+        """All routed experts of a mixture."""
+        return self.experts.number * self.mlp_parameters(self.experts.ffn) if self.experts else 0
+
+    def is_mixture(self, layer: int) -> bool:
+        """Whether a layer (from 0, as Megatron counts it) holds experts."""
+        experts = self.experts
+        return experts is not None and layer >= experts.dense_in_front and layer % experts.every == 0
 
     @property
     def vocabulary_parameters(self) -> int:
@@ -54,19 +113,9 @@ class ModelShape:
 def read_shape(args: Sequence[str]) -> ModelShape:
     """The shape behind a trainer's arguments; `UsageError` names the flag that is missing or not supported here."""
     arguments = Arguments(tuple(args))
-    if (arguments.number("--num-experts") or 0) > 1:
-        raise UsageError(
-            "The script trains a mixture of experts (--num-experts): search models dense models only. "
-            "`mindspeed-dryrun sweep` takes any script."
-        )
-    if arguments.has_any(("--multi-latent-attention", "--multi-head-latent-attention")):
-        raise UsageError(
-            "The script trains with multi-latent attention: search models plain and grouped attention only. "
-            "`mindspeed-dryrun sweep` takes any script."
-        )
     for flag in ("--num-layers", "--hidden-size", "--num-attention-heads", "--seq-length", "--global-batch-size"):
         if not arguments.has(flag):
-            raise UsageError(f"The script does not set {flag}: a search needs it.")
+            raise UsageError(f"The script does not set {flag}: it is needed to count the model.")
     # A strategy may change TP, and with it the padding: what TP 1 pads to is the least.
     vocab = sizes.read_padded_vocabulary(arguments, 1)
     if vocab is None:
@@ -89,4 +138,62 @@ def read_shape(args: Sequence[str]) -> ModelShape:
         shared_master=arguments.has("--reuse-fp32-param"),
         full_activations=not arguments.has_any(with_tag("fewer_activations")),
         qk_norm=arguments.has("--qk-layernorm"),
+        vocab_grows=not arguments.has("--padded-vocab-size"),
+        experts=_experts(arguments),
+        latent=_latent(arguments),
+        prediction_layers=arguments.number("--mtp-num-layers") or 0,
+    )
+
+
+def _experts(arguments: Arguments) -> ExpertShape | None:
+    number = arguments.number("--num-experts") or 0
+    if number < 2:
+        return None
+    ffn = arguments.number("--moe-intermediate-size") or arguments.number("--moe-ffn-hidden-size")
+    ffn = ffn or sizes.ffn_size(arguments)
+    shared = arguments.number("--moe-shared-expert-intermediate-size") or ffn * (arguments.number("--n-shared-experts") or 0)
+    front, every = _mixed_layers(arguments)
+    capacity = arguments.text("--moe-expert-capacity-factor")
+    return ExpertShape(
+        number=number,
+        topk=arguments.number("--moe-router-topk") or arguments.number("--moe-topk") or 2,
+        ffn=ffn,
+        shared_ffn=shared,
+        dense_in_front=front,
+        every=every,
+        capacity=_factor(capacity) if capacity else None,
+    )
+
+
+def _factor(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise UsageError(f"--moe-expert-capacity-factor expects a number and got '{text}'.") from None
+
+
+def _mixed_layers(arguments: Arguments) -> tuple[int, int]:
+    """Dense layers in front, and the step between mixtures. MindSpeed-LLM mixes only if both of its flags are there and not
+    0, and -1 means every layer (core/transformer/transformer_block.py); Megatron's `--moe-layer-freq` may be a pattern."""
+    frequency = arguments.text("--moe-layer-freq") or "1"
+    pattern = re.fullmatch(r"\(?\[0\]\*(\d+)\+\[1\]\*\d+\)?", frequency.replace(" ", ""))
+    if pattern:
+        return int(pattern[1]), 1
+    if not re.fullmatch(r"-?\d+", frequency):
+        raise UsageError(f"--moe-layer-freq {frequency}: a number, or [0]*a+[1]*b, is what a prediction understands.")
+    front, every = arguments.number("--first-k-dense-replace"), int(frequency)
+    if arguments.has("--first-k-dense-replace") and not (front and arguments.has("--moe-layer-freq") and every):
+        return 0, 1
+    return max(0, front or 0), max(1, every)
+
+
+def _latent(arguments: Arguments) -> LatentShape | None:
+    if not arguments.has_any(("--multi-latent-attention", "--multi-head-latent-attention")):
+        return None
+    return LatentShape(
+        query_rank=arguments.number("--q-lora-rank") or 0,
+        key_rank=arguments.positive("--kv-lora-rank", 512),
+        nope=arguments.number("--qk-head-dim") or arguments.number("--qk-nope-head-dim") or 128,
+        rope=arguments.number("--qk-pos-emb-head-dim") or arguments.number("--qk-rope-head-dim") or 64,
+        value=arguments.positive("--v-head-dim", 128),
     )

@@ -150,10 +150,86 @@ class ContextFlags:
     about: ClassVar[str] = "layout"
     context_parallel_size: int = by_strategy(1)
     context_parallel_algo: str = only("megatron_cp_algo", "ulysses_cp_algo", "hybrid_cp_algo", tags=("strategy",))
-    ulysses_degree_in_cp: int | None = None
+    ulysses_degree_in_cp: int | None = by_strategy(None)
     cp_window_size: int = 1
     use_cp_send_recv_overlap: bool = False
     use_fused_ring_attention_update: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpertFlags:
+    """experts: their weights, the tokens that are sent to them, and what the router keeps"""
+
+    about: ClassVar[str] = "experts"
+    num_experts: int | None = None
+    expert_model_parallel_size: int = by_strategy(1)
+    expert_tensor_parallel_size: int | None = by_strategy(None)
+    moe_ffn_hidden_size: int | None = None
+    moe_intermediate_size: int | None = None
+    moe_grouped_gemm: bool = False
+    gemm_gradient_accumulation_fusion: bool = False
+    moe_layer_freq: int | None = None
+    first_k_dense_replace: int | None = None
+    n_shared_experts: int | None = None
+    moe_shared_expert_intermediate_size: int | None = None
+    shared_expert_gate: bool = False
+    moe_token_dispatcher_type: str = only("allgather", "alltoall", "alltoall_seq")
+    moe_permutation_async_comm: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class RouterFlags:
+    """how the router scores and chooses experts, and so what it keeps for its gradient"""
+
+    about: ClassVar[str] = "experts"
+    moe_router_topk: int = 2
+    moe_router_load_balancing_type: str = only(
+        "aux_loss", "none", "softmax_topk", "group_limited_greedy", "pai_megatron_aux_loss", "seq_aux_loss"
+    )
+    moe_aux_loss_coeff: float = 0.0
+    moe_device_level_aux_loss_coeff: float = 0.0
+    moe_comm_aux_loss_coeff: float = 0.0
+    moe_z_loss_coeff: float | None = None
+    moe_expert_capacity_factor: float | None = None
+    moe_pad_expert_input_to_capacity: bool = False
+    moe_token_drop_policy: str = only("probs", "position")
+    moe_router_pre_softmax: bool = False
+    moe_router_score_function: str = only("softmax", "sigmoid")
+    moe_router_topk_scaling_factor: float | None = None
+    moe_router_enable_expert_bias: bool = False
+    moe_router_num_groups: int | None = None
+    moe_router_group_topk: int | None = None
+    moe_router_dtype: str | None = only("fp32", default=None)
+    norm_topk_prob: bool = False
+    seq_aux: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatentFlags:
+    """multi-latent attention: queries, keys and values from compressed ones"""
+
+    about: ClassVar[str] = "attention"
+    multi_latent_attention: bool = False
+    q_lora_rank: int | None = None
+    kv_lora_rank: int = 32
+    qk_head_dim: int = 128
+    qk_pos_emb_head_dim: int = 64
+    v_head_dim: int = 128
+    padded_base_length: int = 128
+    mla_fa_without_pad: bool = False
+    mla_mm_split: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuningFlags:
+    """fine-tuning: samples with a mask of [sequence, sequence] each"""
+
+    about: ClassVar[str] = "fine-tuning"
+    stage: str | None = only("sft", default=None)
+    is_instruction_dataset: bool = False
+    variable_seq_lengths: bool = False
+    no_pad_to_seq_lengths: bool = False
+    padded_samples: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,12 +277,14 @@ class StateFlags:
 
 
 GROUPS: tuple[type[Any], ...] = (
-    ModelFlags, LayerFlags, RotaryFlags, BatchFlags, LayoutFlags, FusedLinearFlags, ContextFlags, RecomputeFlags, StateFlags,
+    ModelFlags, LayerFlags, RotaryFlags, BatchFlags, LayoutFlags, FusedLinearFlags, ContextFlags, ExpertFlags, RouterFlags,
+    LatentFlags, TuningFlags, RecomputeFlags, StateFlags,
 )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainerFlags(
-    ModelFlags, LayerFlags, RotaryFlags, BatchFlags, LayoutFlags, FusedLinearFlags, ContextFlags, RecomputeFlags, StateFlags
+    ModelFlags, LayerFlags, RotaryFlags, BatchFlags, LayoutFlags, FusedLinearFlags, ContextFlags, ExpertFlags, RouterFlags,
+    LatentFlags, TuningFlags, RecomputeFlags, StateFlags,
 ):  # fmt: skip
     """Every modelled flag of one job."""

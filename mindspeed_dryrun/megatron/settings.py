@@ -39,9 +39,73 @@ class Settings(TrainerFlags):
         return self.use_rotary_position_embeddings or self.position_embedding_type == "rope"
 
     @property
+    def latent_attention(self) -> bool:
+        """Queries, keys and values are made from compressed ones: the layer spec decides, not the flag."""
+        return self._layers_of("deepseek_spec")
+
+    @property
+    def rotary_size(self) -> int:
+        """Dimensions of a head that are rotated. Only YaRN's frequencies are made for latent attention
+        (MindSpeed-LLM, core/models/common/embeddings/rotary_pos_embedding.py, `apply_yarn_scaling`)."""
+        return self.qk_pos_emb_head_dim if self.multi_latent_attention and self.rope_scaling_type == "yarn" else self.kv_size
+
+    @property
+    def any_length(self) -> bool:
+        """Samples are not padded to the sequence length; a dry run takes the longest."""
+        return self.variable_seq_lengths or self.no_pad_to_seq_lengths
+
+    @property
+    def expert_ffn_size(self) -> int:
+        """The width of one expert."""
+        return self.moe_ffn_hidden_size or self.ffn_size
+
+    @property
+    def capacity_factor(self) -> float | None:
+        """Times the even share that an expert takes before tokens are dropped; below 0 none is dropped."""
+        factor = self.moe_expert_capacity_factor
+        return factor if factor is not None and factor >= 0 else None
+
+    @property
+    def expert_tensor_size(self) -> int:
+        """Ranks that share one expert."""
+        return self.expert_tensor_parallel_size or self.tensor_model_parallel_size
+
+    @property
+    def shared_expert_size(self) -> int | None:
+        """The width of the experts that see every token, None without any."""
+        if self.moe_shared_expert_intermediate_size is not None:
+            return self.moe_shared_expert_intermediate_size
+        return self.n_shared_experts * self.expert_ffn_size if self.n_shared_experts else None
+
+    def has_experts(self, layer: int) -> bool:
+        """Whether a layer (from 0) holds experts in place of an MLP; -1 for both flags is every layer."""
+        if not (self.num_experts and self.first_k_dense_replace and self.moe_layer_freq):
+            return bool(self.num_experts)
+        return layer >= self.first_k_dense_replace and layer % self.moe_layer_freq == 0
+
+    @property
     def post_norms(self) -> bool:
-        """Gemma2's layers, with norms after attention and after the MLP."""
-        return bool(self.spec and self.spec.endswith("gemma2_spec"))
+        """Gemma2's and Grok's layers, with norms after attention and after the MLP."""
+        return self._layers_of("gemma2_spec", "grok_spec")
+
+    @property
+    def query_key_norms(self) -> bool:
+        """Norms of queries and keys: MindSpeed-LLM hands the flag to layer specs only (pretrain_gpt.py, `model_provider`)."""
+        return self.qk_layernorm and self.spec is not None
+
+    @property
+    def gated_shared_experts(self) -> bool:
+        """Qwen2-MoE's gate; layers that are chosen one by one are built without it."""
+        return self.shared_expert_gate and self._layers_of("qwen2_moe_spec") and not self.mixes_layers
+
+    @property
+    def mixes_layers(self) -> bool:
+        """Dense layers between layers with experts: only if both flags are there and not 0
+        (MindSpeed-LLM, core/transformer/transformer_block.py, `_transformer_block_build_layers`)."""
+        return bool(self.first_k_dense_replace and self.moe_layer_freq)
+
+    def _layers_of(self, *specs: str) -> bool:
+        return bool(self.spec and self.spec.rpartition(".")[2] in specs)
 
 
 def read(args: Sequence[str], rank: int, world_size: int) -> Settings:
@@ -86,6 +150,16 @@ def _refuse_unmodelled(given: TrainerFlags) -> None:
         raise UsageError("--use-flash-attn is missing: attention without it is not modelled, and not run by MindSpeed-LLM.")
     if given.reset_position_ids and given.context_parallel_size > 1:
         raise UsageError("--reset-position-ids with context parallelism is not modelled: run it with the script's own trainer.")
+    if given.num_experts and given.moe_token_dispatcher_type == "alltoall" and given.tensor_model_parallel_size > 1:
+        raise UsageError(
+            "--moe-token-dispatcher-type alltoall with tensor parallelism fails in MSAdapter (distributed.reduce_scatter): "
+            "use alltoall_seq."
+        )
+    latent = bool(given.spec and given.spec.endswith("deepseek_spec"))
+    if latent != given.multi_latent_attention:
+        raise UsageError("--multi-latent-attention is modelled with --spec mindspeed_llm.tasks.models.spec.deepseek_spec only.")
+    if latent and given.context_parallel_size > 1:
+        raise UsageError("Multi-latent attention with context parallelism is not modelled: run it with the script's own trainer.")
     fused = given.coc_fused_kernel and given.sequence_parallel and given.tensor_model_parallel_size > 1
     if given.use_ascend_coc and not fused:
         raise UsageError("--use-ascend-coc is modelled with --coc-fused-kernel, --sequence-parallel and tensor parallelism only.")

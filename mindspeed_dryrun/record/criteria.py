@@ -44,9 +44,12 @@ def make_criteria(
 
 
 def named_device(name: str | None = None) -> Device:
-    """A device by its name, or of a file; the default without one."""
+    """A device by its name, of a file, or of this machine (`here`); the default without one."""
     from mindspeed_dryrun.devices.hardware import DEFAULT, read_hardware
+    from mindspeed_dryrun.devices.local import HERE, local_device
 
+    if name == HERE:
+        return local_device()
     return read_hardware(name or DEFAULT).device
 
 

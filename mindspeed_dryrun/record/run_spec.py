@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mindspeed_dryrun.record.criteria import Criteria
-from mindspeed_dryrun.record.model import EngineSummary, JobSummary, plain
+from mindspeed_dryrun.record.model import EngineSummary, JobSummary, TimeSummary, plain
 
 # History of job.json:
 # 1: first version.
@@ -103,6 +103,7 @@ class JobFile:
     notes: tuple[str, ...] = ()
     plan: tuple[PlannedRank, ...] = ()
     classes: tuple[int, ...] = ()  # representatives of all rank classes: without one of each there is no verdict
+    time: TimeSummary | None = None  # predicted, of one iteration
 
     def to_json(self) -> dict[str, Any]:
         """The shape of `job.json`."""

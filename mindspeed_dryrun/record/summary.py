@@ -54,7 +54,7 @@ def build_report(record_dir: Path) -> Report:
     if missing:
         notes.append(f"not run: {_ranks(missing)}; start the same launch again to run what is missing")
     seen = {plan[rank].class_rank for rank in results}
-    return summarise(
+    report = summarise(
         job.job,
         job.engine,
         ranks,
@@ -63,6 +63,7 @@ def build_report(record_dir: Path) -> Report:
         not_counted=job.not_counted,
         notes=notes,
     )
+    return dataclasses.replace(report, time=job.time)
 
 
 def _with_deciding(folder: Path, ranks: list[RankReport]) -> tuple[list[RankReport], list[str]]:

@@ -42,6 +42,7 @@ def page(
         job=job_file,
         layout=view.parallel_words(report.job) if report.job else "",
         engine=view.engine_words(report),
+        time=view.time_words(report.time),
         device=view.device_words(report),
         outside=view.outside_words(report),
     )

@@ -14,7 +14,9 @@ def render(report: Report) -> str:
     """Verdict, job, a table of rank classes, errors, what is not counted."""
     verdict = view.headline(report)
     lines = [f"## {verdict.word}", "", escape(verdict.sentence), "", escape(view.job_words(report))]
-    for words in (view.engine_words(report), view.device_words(report), view.outside_words(report)):
+    for words in (
+        view.engine_words(report), view.device_words(report), view.outside_words(report), view.time_words(report.time)
+    ):  # fmt: skip
         lines += ["", escape(words)] if words else []
     found = view.rows(report)
     body = [view.rank_cells(row, report.budget_mb, width=40) for row in found]

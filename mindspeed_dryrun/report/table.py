@@ -22,7 +22,9 @@ def render(report: Report, colour: bool = False) -> str:
     lines = _wrap(f"{verdict.word}  {verdict.sentence}")
     lines[0] = paint(verdict.word, verdict.tone, colour) + lines[0][len(verdict.word) :]
     lines += _wrap(view.job_words(report))
-    for words in (view.engine_words(report), view.device_words(report), view.outside_words(report)):
+    for words in (
+        view.engine_words(report), view.device_words(report), view.outside_words(report), view.time_words(report.time)
+    ):  # fmt: skip
         lines += _wrap(words) if words else []
     lines += ["", *_rank_lines(report, colour)]
     found = view.rows(report)

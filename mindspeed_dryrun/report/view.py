@@ -6,7 +6,7 @@ import unicodedata
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
-from mindspeed_dryrun.record.model import JobSummary, RankReport, Report, Status, Verdict
+from mindspeed_dryrun.record.model import JobSummary, RankReport, Report, Status, TimeSummary, Verdict
 
 # More rows than this do not fit a screen: ranks that differ in nothing a table shows share a row,
 # and if that is not enough, ranks of one stage do.
@@ -103,6 +103,17 @@ def engine_words(report: Report) -> str:
     if engine.level is not None:
         words.append(f"simulation level {engine.level}")
     return " · ".join(words)
+
+
+def time_words(time: TimeSummary | None) -> str:
+    """The predicted time of an iteration in one line; empty where none was asked for."""
+    if time is None:
+        return ""
+    rate = "" if time.tflops_per_card is None else f" · {time.tflops_per_card:.0f} TFLOP/s/card"
+    return (
+        f"Predicted time: {time.iteration_s:.2f} s an iteration ({time.low_s:.2f} to {time.high_s:.2f}) · "
+        f"{time.tokens_per_s_per_card:.0f} tokens/s/card{rate} ({clean(time.hardware or 'hardware not named')})"
+    )
 
 
 def plural(count: int, noun: str) -> str:

@@ -3,28 +3,31 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from mindspeed_dryrun.devices.hardware import Hardware
-from mindspeed_dryrun.estimate import volumes
+from mindspeed_dryrun.estimate import timeline, volumes
 from mindspeed_dryrun.estimate.strategy import Strategy
-from mindspeed_dryrun.estimate.time_model import Estimate, estimate
-from mindspeed_dryrun.megatron.flags import FLAGS, with_tag
+from mindspeed_dryrun.estimate.time_model import Estimate, estimate, trust
 from mindspeed_dryrun.megatron.model_shape import ModelShape
 from mindspeed_dryrun.report import strategy_page as page
 from mindspeed_dryrun.report.text import duration, table
 from mindspeed_dryrun.report.view import Headline
 from mindspeed_dryrun.search.search import Candidate, SearchResult
+from mindspeed_dryrun.search.search_file import SearchFile
+from mindspeed_dryrun.search.written_script import write_script
 from mindspeed_dryrun.units import format_mb
 
 # History of strategy.json:
 # 1: first version; `galvatron` has the field names of Galvatron's own result.
 # 2: `communication`: by stage, in MB, what the engine lists and what the time model counts on.
 # 3: `recomputed_layers_per_stage`.
-SCHEMA_VERSION = 3
+# 4: `ep`, `expert_tp`, `dispatcher`, `ulysses_degree`, `schedule`, `options`.
+SCHEMA_VERSION = 4
 # A chart with every candidate of a large space would only be slow.
 _MOST_POINTS = 400
 
@@ -36,7 +39,7 @@ def header_and_rows(
     header = ["rank", "strategy", "peak", "margin", "s/iteration", "tokens/s/card", "TFLOP/s/card", "bubble", "communication"]
     rows = []
     for index, winner in enumerate(result.winners, 1):
-        guess = estimate(shape, winner.strategy, hardware, operators=result.operators)
+        guess = estimate(shape, winner.strategy, hardware, operators=winner.operators)
         assert winner.measurement is not None
         peak = winner.measurement.actual_mb
         rows.append(
@@ -59,14 +62,14 @@ def to_text(result: SearchResult, shape: ModelShape, hardware: Hardware) -> str:
     """What the command prints."""
     header, rows = header_and_rows(result, shape, hardware)
     lines = [table(header, rows, left=2)] if rows else []
-    lines += summary_lines(result, hardware)
+    lines += summary_lines(result, shape, hardware)
     lines += [communication_line(result.winners[0], shape)] if rows else []
     if not rows:
         lines.append(nothing_fits(result))
     return "\n".join(lines)
 
 
-def summary_lines(result: SearchResult, hardware: Hardware) -> list[str]:
+def summary_lines(result: SearchResult, shape: ModelShape, hardware: Hardware) -> list[str]:
     """Counts, cost, and how far the figures can be trusted."""
     lines = [
         f"{result.considered} strategies considered, {result.struck_out} struck out by the lower bound, "
@@ -76,7 +79,7 @@ def summary_lines(result: SearchResult, hardware: Hardware) -> list[str]:
         f"(median) and {100 * result.residual_worst:.2f}% (worst).",
     ]
     doubt = "" if hardware.error is not None else ": the order is meant, not the seconds"
-    lines.append(f"Times are predicted for {hardware.name}, {hardware.trust}{doubt}.")
+    lines.append(f"Times are predicted for {hardware.name}, {trust(shape, hardware)}{doubt}.")
     for candidate in result.failed:
         error = candidate.measurement.error if candidate.measurement else None
         lines.append(f"{candidate.strategy.name} could not be dry-run: {error}")
@@ -165,6 +168,12 @@ def strategy_json(winner: Candidate, shape: ModelShape, guess: Estimate, budget_
             "dp": strategy.dp,
             "cp": strategy.cp,
             "cp_algorithm": strategy.cp_algorithm if strategy.cp > 1 else None,
+            "ulysses_degree": strategy.heads_exchanged if strategy.cp > 1 else None,
+            "ep": strategy.ep if strategy.etp else None,
+            "expert_tp": strategy.etp or None,
+            "dispatcher": strategy.dispatcher or None,
+            "schedule": "dualpipev" if strategy.dualpipe else "interleaved" if strategy.chunks > 1 else "1f1b",
+            "options": list(strategy.options),
             "vpp": strategy.chunks if strategy.chunks > 1 else None,
             "layers_per_stage": [list(stage) for stage in strategy.stages],
             "noop_layers": list(strategy.noop_layers),
@@ -207,76 +216,30 @@ def galvatron_fields(strategy: Strategy, shape: ModelShape) -> dict[str, Any]:
     }
 
 
-_BLOCK = """
-# --- added by mindspeed-dryrun search: the script below is unchanged, its msrun call gets this strategy ---
-# {name}
-# Convert the weights to the same layout:
-#   {conversion}
-msrun() {{
-    local flags=" {valued} " switches=" {switches} " kept=() skip="" seen="" word
-    for word in "$@"; do
-        if [ -n "$skip" ]; then skip=""; continue; fi
-        case "$word" in
-        --worker_num|--local_worker_num) skip=1; continue;;
-        --worker_num=*|--local_worker_num=*) continue;;
-        *.py) if [ -z "$seen" ]; then seen=1; kept+=({workers}); fi;;
-        esac
-        if [[ "$word" == --* && "$flags" == *" ${{word%%=*}} "* ]]; then
-            [[ "$word" == *=* ]] || skip=1
-            continue
-        fi
-        if [[ "$switches" == *" $word "* && "$word" == --* ]]; then continue; fi
-        kept+=("$word")
-    done
-    command msrun "${{kept[@]}}" {arguments}
-}}
-# --- end of what was added ---
-"""
-
-
-def script_with(text: str, strategy: Strategy, cards_per_node: int) -> str:
-    """The user's script with the strategy set: a shell function in front of msrun exchanges the flags it decides.
-
-    Nothing of the script is rewritten, so whatever builds its command line stays as it is.
-    """
-    block = _BLOCK.format(
-        name=strategy.name,
-        conversion=" ".join(strategy.conversion_arguments()),
-        valued=" ".join(name for name in with_tag("strategy") if FLAGS[name].takes),
-        switches=" ".join(name for name in with_tag("strategy") if not FLAGS[name].takes),
-        workers=f"--worker_num {strategy.world} --local_worker_num {min(cards_per_node, strategy.world)}",
-        arguments=shlex.join(strategy.arguments()),
-    )
-    first, newline, rest = text.partition("\n")
-    if first.startswith("#!"):
-        return first + newline + block + rest
-    return block + text
-
-
 def write_results(
-    folder: Path, result: SearchResult, shape: ModelShape, hardware: Hardware, script: Path, sets: Sequence[str] = ()
+    folder: Path, result: SearchResult, shape: ModelShape, hardware: Hardware, plan: SearchFile, trace: Path | None = None
 ) -> list[Path]:
     """Everything a user takes along; returns what was written."""
     written = [folder / "search.html"]
-    page.write(written[0], to_html(result, shape, hardware, script.name))
+    page.write(written[0], to_html(result, shape, hardware, plan.script.name))
     if not result.winners:
         return written
     best = result.winners[0]
-    import json
-
-    guess = estimate(shape, best.strategy, hardware, operators=result.operators)
+    guess = estimate(shape, best.strategy, hardware, operators=best.operators)
     data = strategy_json(best, shape, guess, result.budget_mb)
     data["others"] = [
-        strategy_json(other, shape, estimate(shape, other.strategy, hardware, operators=result.operators), result.budget_mb)
+        strategy_json(other, shape, estimate(shape, other.strategy, hardware, operators=other.operators), result.budget_mb)
         for other in result.winners[1:]
     ]
     page.write(folder / "strategy.json", json.dumps(data, indent=2, ensure_ascii=False) + "\n")
-    text = script.read_text(encoding="utf-8", errors="surrogateescape")
-    target = folder / script.name
-    page.write(target, script_with(text, best.strategy, hardware.cards_per_node))
-    target.chmod(0o755)
+    target = folder / plan.script.name
+    write_script(target, plan.script, best.strategy, plan.cards_per_node, plan.sets, plan.args)
     page.write(folder / "convert_args.txt", " ".join(best.strategy.conversion_arguments()) + "\n")
-    return [*written, folder / "strategy.json", target, folder / "convert_args.txt"]
+    written += [folder / "strategy.json", target, folder / "convert_args.txt"]
+    if trace is not None:
+        page.write(trace, json.dumps(timeline.trace(shape, best.strategy, hardware, best.operators)) + "\n")
+        written.append(trace)
+    return written
 
 
 def points(result: SearchResult, shape: ModelShape, hardware: Hardware) -> list[page.Point]:
@@ -351,7 +314,7 @@ def to_html(result: SearchResult, shape: ModelShape, hardware: Hardware, script:
                 "Arguments of the weight conversion, which must agree", code=[shlex.join(best.strategy.conversion_arguments())]
             ),
         ]
-    sections.append(page.Section("What it took", text=summary_lines(result, hardware)))
+    sections.append(page.Section("What it took", text=summary_lines(result, shape, hardware)))
     return page.render(f"Search for {script}", verdict, sections)
 
 
@@ -364,7 +327,9 @@ def found_sentence(result: SearchResult) -> str:
 
 
 _NAMES = (
-    "TP, PP, DP, CP: tensor, pipeline, data and context parallel size (u: Ulysses). MBS: micro batch. VPP: chunks of a stage. "
-    "[…]: layers of each stage. full, selective, block-N, stage-N: recomputation, of N layers of each chunk or of each stage; "
-    "block-2,1,0x6: 2 of the first stage, 1 of the second, none of the other 6. DO: distributed optimizer."
+    "TP, PP, DP, CP: tensor, pipeline, data and context parallel size (u: Ulysses, h2: hybrid, 2 of them exchange heads). "
+    "EP: ranks that experts are spread over, ETP: ranks that share one, then how tokens reach them. MBS: micro batch. "
+    "VPP: chunks of a stage. […]: layers of each stage. full, selective, block-N, stage-N: recomputation, of N layers of each "
+    "chunk or of each stage; block-2,1,0x6: 2 of the first stage, 1 of the second, none of the other 6. DO: distributed "
+    "optimizer."
 )

@@ -14,6 +14,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import math
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -23,21 +25,25 @@ from mindspeed_dryrun.errors import DryRunError
 from mindspeed_dryrun.estimate.lower_bound import lower_bound_mb
 from mindspeed_dryrun.estimate.memory_model import MemoryModel, Observation, Prediction
 from mindspeed_dryrun.estimate.operators import Operators
+from mindspeed_dryrun.estimate.stage_parts import keeps_mixtures
 from mindspeed_dryrun.estimate.strategy import Recompute, Strategy
 from mindspeed_dryrun.estimate.time_model import USUAL, iteration_seconds
 from mindspeed_dryrun.megatron.model_shape import ModelShape
 from mindspeed_dryrun.search.balance import balanced
 from mindspeed_dryrun.search.measure import Measure, Measurement
+from mindspeed_dryrun.search.probes import Probe, ProbeKey, probes_for
 
 # Standard deviations that a prediction must lie above the budget to be passed over without a dry run.
 _DOUBT = 3.0
 # Small dry runs are worth it while they settle what a full one would; this many at most, for the fastest so many.
 _MOST_PROBES, _LOOK_AHEAD = 16, 100
-_PROBE_LAYERS = (1, 2, 4)
 # Stages of a doubtful strategy that are dry-run before the others.
 _FIRST_STAGES = 2
 # When dry run after dry run fails, it is not the strategies.
 _MOST_FAILURES = 3
+
+# The model and its operators with some more trainer arguments.
+Variant = Callable[[tuple[str, ...]], tuple[ModelShape, Operators]]
 
 
 @dataclass
@@ -47,6 +53,7 @@ class Candidate:
     strategy: Strategy
     seconds: float  # of one iteration, predicted
     bound_mb: float
+    operators: Operators = USUAL  # how its layers compute
     prediction: Prediction | None = None
     measurement: Measurement | None = None
 
@@ -87,7 +94,6 @@ class SearchResult:
     stopped: str | None = None  # why the search ended before it had all it wanted
     closest: Candidate | None = None  # when nothing fits
     least_bound: tuple[str, float] | None = None  # when everything was struck out
-    operators: Operators = USUAL  # how the layers compute, for the predicted times
 
     @property
     def predicted(self) -> int:
@@ -108,19 +114,19 @@ class Search:
         on_progress: Callable[[Progress], None] = lambda _: None,
         per_stage: bool = False,
         operators: Operators = USUAL,
+        variant: Variant | None = None,
     ):
         self.shape, self.hardware, self.budget_mb, self.measure = shape, hardware, budget_mb, measure
         self.wanted, self.on_progress, self.per_stage = winners, on_progress, per_stage
-        self.result = SearchResult(budget_mb, 0, 0, [], operators=operators)
+        self.result = SearchResult(budget_mb, 0, 0, [])
+        self._variant = functools.cache(variant or (lambda _: (shape, operators)))
         self._known: set[Strategy] = set()
+        self._probes: dict[ProbeKey, Probe] = {}
         fitting = self._consider(strategies)
         if strategies and not fitting:
             least = min(strategies, key=lambda strategy: lower_bound_mb(shape, strategy))
             self.result.least_bound = (least.name, lower_bound_mb(shape, least))
-        self.probes = _probes_of(shape, [candidate.strategy for candidate in fitting])
-        self.model = MemoryModel(
-            shape, [*(candidate.strategy for candidate in fitting), *(probe for probe, _ in self.probes.values())]
-        )
+        self.model = MemoryModel(shape)
         self.doubt = _DOUBT
         self._probed: set[Strategy] = set()
         self._took: list[float] = []
@@ -152,11 +158,19 @@ class Search:
         new = [strategy for strategy in dict.fromkeys(strategies) if strategy not in self._known]
         self._known.update(new)
         found = []
+        hopeless: dict[Strategy, bool] = {}
         for strategy in new:
-            bound = lower_bound_mb(self.shape, strategy)
+            shape, operators = self._variant(strategy.options)
+            layout = strategy.layout
+            if layout not in hopeless:  # recomputing every layer holds the least
+                least = dataclasses.replace(layout, recompute=Recompute("full", 1))
+                hopeless[layout] = lower_bound_mb(shape, least) > self.budget_mb
+            if hopeless[layout]:
+                continue
+            bound = lower_bound_mb(shape, strategy)
             if bound <= self.budget_mb:
-                seconds = iteration_seconds(self.shape, strategy, self.hardware, self.result.operators)
-                found.append(Candidate(strategy, seconds, bound))
+                seconds = iteration_seconds(shape, strategy, self.hardware, operators)
+                found.append(Candidate(strategy, seconds, bound, operators))
         self.result.considered += len(new)
         self.result.struck_out += len(new) - len(found)
         self.result.candidates = sorted([*self.result.candidates, *found], key=lambda candidate: candidate.key)
@@ -207,27 +221,49 @@ class Search:
                 break
         return worst
 
-    def _probes_for(self, strategy: Strategy) -> list[tuple[Strategy, ModelShape]]:
-        return [self.probes[key] for key in _probe_keys(self.shape, strategy) if key in self.probes]
+    def _probes_for(self, strategy: Strategy) -> list[Probe]:
+        found = probes_for(self.shape, strategy)
+        return [self._probes.setdefault(key, probe) for key, probe in found.items()]
 
     def _balance(self) -> bool:
         """Adds strategies whose stages recompute different numbers of layers, by what is known of memory now. True if
         one of them would come before the last winner."""
         if not self.per_stage:
             return False
-        layouts = dict.fromkeys(
+        limit = self._time_to_beat()
+        found: list[Strategy] = []
+        for layout in self._layouts_to_balance(limit):
+            doubt = self.doubt * self.model.predict(layout).spread_mb
+            low, high = ((self.budget_mb + side) / (1 + self.model.fragments) for side in (-doubt, doubt))
+            found += balanced(layout, lambda item, stage: self.model.stage(item, stage)[0], low, high)
+        found = [item for item in found if keeps_mixtures(self.shape, item)]
+        added = self._consider(found)
+        winners = self.result.winners
+        return any(len(winners) < self.wanted or item.key < winners[-1].key for item in added)
+
+    def _time_to_beat(self) -> float:
+        """Seconds of the last of as many candidates as are searched for that certainly fit; nothing slower can win."""
+        certain = 0
+        for item in self.result.candidates:
+            prediction = item.prediction = self.model.predict(item.strategy)
+            fits = prediction.actual_mb + self.doubt * prediction.spread_mb <= self.budget_mb
+            certain += self._fits(item) if item.measurement else fits
+            if certain == self.wanted:
+                return item.seconds
+        return math.inf
+
+    def _layouts_to_balance(self, limit: float) -> list[Strategy]:
+        """Layouts that recompute a block of layers, and would be fast enough if they recomputed none."""
+        found = dict.fromkeys(
             item.strategy.layout
             for item in self.result.candidates
             if item.strategy.recompute.kind == "block" and item.strategy.chunks == 1 and item.strategy.pp > 1
         )
-        found: list[Strategy] = []
-        for layout in layouts:
-            doubt = self.doubt * self.model.predict(layout).spread_mb
-            low, high = ((self.budget_mb + side) / (1 + self.model.fragments) for side in (-doubt, doubt))
-            found += balanced(layout, lambda item, stage: self.model.stage(item, stage)[0], low, high)
-        added = self._consider(found)
-        winners = self.result.winners
-        return any(len(winners) < self.wanted or item.key < winners[-1].key for item in added)
+        return [layout for layout in found if self._seconds(layout) < limit]
+
+    def _seconds(self, strategy: Strategy) -> float:
+        shape, operators = self._variant(strategy.options)
+        return iteration_seconds(shape, strategy, self.hardware, operators)
 
     # -- full dry runs
 
@@ -348,42 +384,3 @@ class Search:
             open_winners = self.wanted - len(self.result.winners)
             left = max(self._took[-3:]) * (open_winners + 1)
         self.on_progress(Progress(phase, what, self.result.probes + self.result.dry_runs, left))
-
-
-def _probes_of(shape: ModelShape, strategies: Sequence[Strategy]) -> dict[tuple[object, ...], tuple[Strategy, ModelShape]]:
-    """Small stand-ins for each kind of strategy: the same sharing out, few layers, two stages."""
-    found: dict[tuple[object, ...], tuple[Strategy, ModelShape]] = {}
-    for strategy in strategies:
-        for key in _probe_keys(shape, strategy):
-            if key not in found:
-                found[key] = _probe(shape, strategy, str(key[-2]), int(str(key[-1])))
-    return found
-
-
-def _probe_keys(shape: ModelShape, strategy: Strategy) -> list[tuple[object, ...]]:
-    # Some recomputed layers: made of recomputed ones and plain ones.
-    kinds = ["none", "full"] if strategy.recompute.kind in ("block", "stage") else [strategy.recompute.kind]
-    chunks = strategy.chunks
-    if chunks > 1 and strategy.microbatches(shape.global_batch) % 2:
-        return []  # the interleaved schedule of two stages wants pairs
-    return [
-        (
-            strategy.tp, min(strategy.pp, 2), strategy.dp, strategy.cp, strategy.cp_algorithm, strategy.micro_batch,
-            strategy.sequence_parallel, strategy.distributed_optimizer, chunks, name, layers,
-        )
-        for name in kinds
-        for layers in _PROBE_LAYERS
-        if layers * chunks <= max(_PROBE_LAYERS) and layers * chunks * min(strategy.pp, 2) <= shape.layers
-    ]  # fmt: skip
-
-
-def _probe(shape: ModelShape, strategy: Strategy, kind: str, layers: int) -> tuple[Strategy, ModelShape]:
-    pp = min(strategy.pp, 2)
-    probe = dataclasses.replace(
-        strategy,
-        pp=pp,
-        stages=((layers,) * strategy.chunks,) * pp,
-        recompute=Recompute(kind, 1 if kind == "full" else 0),
-        noop=None,
-    )
-    return probe, dataclasses.replace(shape, layers=probe.layers)

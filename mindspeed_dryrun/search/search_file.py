@@ -8,7 +8,8 @@ from pathlib import Path
 
 from mindspeed_dryrun.devices.hardware import CLUSTER_KEYS, Hardware, in_cluster, read_hardware
 from mindspeed_dryrun.errors import UsageError
-from mindspeed_dryrun.search.space import Space, read_space
+from mindspeed_dryrun.search.space import Space
+from mindspeed_dryrun.search.space_file import read_space
 from mindspeed_dryrun.units import parse_size_mb
 from mindspeed_dryrun.yaml_file import Section, read_yaml
 
@@ -57,7 +58,7 @@ def read_search(path: Path) -> SearchFile:
         args=section.words("args"),
         nodes=cluster.integer("nodes", 1),
         cards_per_node=cards,
-        hardware=hardware,
+        hardware=hardware.in_nodes_of(cards),
         budget_mb=budget,
         space=read_space(section.data.get("space"), section.data.get("limits"), cards, str(path)),
         winners=section.integer("winners", 3),

@@ -2,105 +2,52 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from mindspeed_dryrun.errors import UsageError
-from mindspeed_dryrun.estimate.strategy import Recompute, Strategy
+from mindspeed_dryrun.estimate.stage_parts import keeps_mixtures
+from mindspeed_dryrun.estimate.strategy import DEFAULT_DISPATCHER, HYBRID, OLD_DISPATCHER, Recompute, Strategy
+from mindspeed_dryrun.megatron.layout import RING, ULYSSES
 from mindspeed_dryrun.megatron.model_shape import ModelShape
-from mindspeed_dryrun.yaml_file import Section, whole
 
-_CP_ALGORITHMS = {"ring": "megatron_cp_algo", "ulysses": "ulysses_cp_algo"}
-_KEYS = (
-    "tp", "pp", "dp", "cp", "cp_algorithm", "vpp", "micro_batch", "recompute", "distributed_optimizer",
-    "sequence_parallel", "split",
-)  # fmt: skip
 # How many layers an uneven split may move away from the first and from the last stage.
 _FEWER_FIRST, _FEWER_LAST = 2, 4
+# From so many tokens on, context parallelism is tried unless the file says otherwise.
+_LONG, _CONTEXT_SIZES = 16384, (1, 2, 4, 8, 16)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Space:
     """The choices of a search. None means every value that Megatron allows within the limits."""
 
     tp: tuple[int, ...] | None = None
     pp: tuple[int, ...] | None = None
     dp: tuple[int, ...] | None = None
-    cp: tuple[int, ...] = (1,)
-    cp_algorithms: tuple[str, ...] = ("megatron_cp_algo",)
+    cp: tuple[int, ...] | None = None  # None: 1, and more for long sequences
+    cp_algorithms: tuple[str, ...] = (RING, ULYSSES, HYBRID[0])
+    ep: tuple[int, ...] | None = None
+    etp: tuple[int, ...] | None = None  # None: every expert whole, or shared by all tensor-parallel ranks
+    dispatchers: tuple[str, ...] = ()  # empty: as the script has it
     vpp: tuple[int, ...] = (1, 2)
     micro_batch: tuple[int, ...] = (1, 2)
     recompute: tuple[Recompute, ...] = (Recompute("none"), Recompute("selective"), Recompute("full", 1))
     blocks: bool = True  # every number of layers of a chunk, or of a stage, too
-    per_stage: bool = True  # and a number for each stage of its own, as memory wants it (`balance`)
+    per_stage: bool = True  # and a number for each stage of its own, as memory demands it (`balance`)
     distributed_optimizer: tuple[bool, ...] = (False, True)
     sequence_parallel: tuple[bool, ...] = (True,)
     uneven: bool = True
+    dualpipe: bool = False  # DualPipeV beside 1F1B and the interleaved schedule
+    options: tuple[tuple[str, ...], ...] = ((),)  # more trainer arguments, one of these sets of words at a time
     max_tp: int = 8
     max_pp: int = 1 << 30
 
 
-def read_space(space: Any, limits: Any, cards_per_node: int, where: str) -> Space:
-    """The `space` and `limits` sections of a search file."""
-    section = Section(space or {}, f"{where}: 'space'", _KEYS)
-    bounds = Section(limits or {}, f"{where}: 'limits'", ("max_tp", "max_pp"))
-    choices: dict[str, Any] = {
-        "max_tp": bounds.integer("max_tp", cards_per_node),
-        "max_pp": bounds.integer("max_pp", 1 << 30),
-    }
-    for key in ("tp", "pp", "dp", "cp", "vpp", "micro_batch"):
-        if section.has(key):
-            choices[key] = section.integers(key)
-    for key, limit in (("tp", "max_tp"), ("pp", "max_pp")):
-        if key in choices and min(choices[key]) > choices[limit]:
-            raise UsageError(
-                f"{where}: 'space: {key}' starts at {min(choices[key])}, above 'limits: {limit}' {choices[limit]}: "
-                "nothing is left to search."
-            )
-    if section.has("cp_algorithm"):
-        names = [str(item) for item in section.items("cp_algorithm")]
-        for name in names:
-            if name not in _CP_ALGORITHMS:
-                raise UsageError(f"{section.where}: cp_algorithm '{name}' is not one of {', '.join(_CP_ALGORITHMS)}.")
-        choices["cp_algorithms"] = tuple(_CP_ALGORITHMS[name] for name in names)
-    for key in ("distributed_optimizer", "sequence_parallel"):
-        if section.has(key):
-            choices[key] = section.booleans(key)
-    if section.has("recompute"):
-        choices["recompute"], choices["blocks"], choices["per_stage"] = _recomputes(section)
-    if section.has("split"):
-        names = [str(item) for item in section.items("split")]
-        if not set(names) <= {"even", "uneven"}:
-            raise UsageError(f"{section.where}: 'split' takes even, uneven or both, not {', '.join(names)}.")
-        choices["uneven"] = "uneven" in names
-    return Space(**choices)
-
-
-def _recomputes(section: Section) -> tuple[tuple[Recompute, ...], bool, bool]:
-    found, blocks, per_stage = [], False, False
-    for item in section.items("recompute"):
-        words = str(item).split()
-        if words == ["block"]:
-            blocks = True
-        elif words == ["per_stage"]:
-            per_stage = True
-        elif len(words) == 2 and words[0] in ("block", "stage") and words[1].isdigit():
-            found.append(Recompute(words[0], whole(int(words[1]), f"{section.where}: 'recompute: {words[0]}'")))
-        elif words in (["none"], ["selective"]):
-            found.append(Recompute(words[0]))
-        elif words == ["full"]:
-            found.append(Recompute("full", 1))
-        else:
-            raise UsageError(
-                f"{section.where}: recompute '{item}' is not none, selective, full, block, block N, stage N or per_stage."
-            )
-    return tuple(found), blocks or per_stage, per_stage
-
-
-def strategies(shape: ModelShape, world: int, space: Space) -> list[Strategy]:
-    """Every strategy of the space that Megatron and MindSpeed accept, each once."""
+def strategies(shape: ModelShape, world: int, space: Space, dispatcher: str = DEFAULT_DISPATCHER) -> list[Strategy]:
+    """Every strategy of the space that Megatron and MindSpeed accept, each once. `dispatcher` is the script's own."""
+    if shape.experts and not space.dispatchers:
+        space = dataclasses.replace(space, dispatchers=(dispatcher,))
     return list(dict.fromkeys(_enumerate(shape, world, space)))
 
 
@@ -120,8 +67,18 @@ def why_nothing(shape: ModelShape, world: int, space: Space) -> str:
 
 
 def _enumerate(shape: ModelShape, world: int, space: Space) -> Iterator[Strategy]:
+    for layout in _layouts(shape, world, space):
+        microbatches = layout.microbatches(shape.global_batch)
+        for stages, dualpipe in _splits(shape.layers, layout.pp, microbatches, space):
+            cut = dataclasses.replace(layout, stages=stages, dualpipe=dualpipe)
+            if keeps_mixtures(shape, cut):
+                yield from _variants(cut, space)
+
+
+def _layouts(shape: ModelShape, world: int, space: Space) -> Iterator[Strategy]:
+    """How ranks are shared out, without layers, recomputation and options."""
     for tp in _tensor_sizes(shape, world, space):
-        for cp, algorithm in _context(shape, tp, space):
+        for cp, algorithm, ulysses in _context(shape, tp, space):
             if world % (tp * cp):
                 continue
             for pp in _divisors(world // (tp * cp)):
@@ -131,26 +88,57 @@ def _enumerate(shape: ModelShape, world: int, space: Space) -> Iterator[Strategy
                 if space.dp is not None and dp not in space.dp:
                     continue
                 for micro_batch in space.micro_batch:
-                    if shape.global_batch % (micro_batch * dp):
-                        continue
-                    microbatches = shape.global_batch // (micro_batch * dp)
-                    for stages in _splits(shape.layers, pp, microbatches, space):
-                        yield from _variants(tp, pp, dp, cp, algorithm, micro_batch, stages, space)
+                    if shape.global_batch % (micro_batch * dp) == 0:
+                        plain = Strategy(
+                            tp, pp, dp, cp, micro_batch, ((1,),) * pp, cp_algorithm=algorithm, ulysses=ulysses
+                        )
+                        yield from _with_experts(shape, plain, space)
 
 
-def _variants(
-    tp: int, pp: int, dp: int, cp: int, algorithm: str, micro_batch: int, stages: tuple[tuple[int, ...], ...],
-    space: Space,
-) -> Iterator[Strategy]:  # fmt: skip
+def _with_experts(shape: ModelShape, layout: Strategy, space: Space) -> Iterator[Strategy]:
+    """Experts spread over ranks of a stage, and each of them whole or shared by the tensor-parallel ranks."""
+    if shape.experts is None:
+        yield layout
+        return
+    ranks = layout.tp * layout.cp * layout.dp
+    for dispatcher in space.dispatchers:
+        for etp in space.etp or dict.fromkeys((1, layout.tp)):
+            if etp > layout.tp or layout.tp % etp or shape.experts.ffn % etp:
+                continue
+            for ep in space.ep or _divisors(shape.experts.number):
+                if shape.experts.number % ep or ranks % (ep * etp):
+                    continue
+                if dispatcher == OLD_DISPATCHER and not _old_dispatcher_allows(layout, ep, etp):
+                    continue
+                yield dataclasses.replace(layout, ep=ep, etp=etp, dispatcher=dispatcher)
+
+
+def _old_dispatcher_allows(layout: Strategy, ep: int, etp: int) -> bool:
+    """It spreads experts over data- and context-parallel ranks; with `--moe-tp-extend-ep` over tensor-parallel ones too."""
+    if etp == layout.tp:
+        return layout.dp * layout.cp % ep == 0
+    return etp == 1 and ep % layout.tp == 0 and layout.dp * layout.cp % (ep // layout.tp) == 0
+
+
+def _variants(layout: Strategy, space: Space) -> Iterator[Strategy]:
     # Without tensor parallelism Megatron switches sequence parallelism off; with one replica of the whole model there
     # is nothing for the distributed optimizer to share out.
-    sharings = space.distributed_optimizer if dp * cp > 1 else (False,)
-    for sequence_parallel in space.sequence_parallel if tp > 1 else (False,):
-        for shared in sharings:
-            for recompute in _recompute_choices(stages, space):
-                yield Strategy(
-                    tp, pp, dp, cp, micro_batch, stages, recompute, sequence_parallel, shared, algorithm
-                )  # fmt: skip
+    sharings = space.distributed_optimizer if layout.dp * layout.cp > 1 else (False,)
+    # Experts with both TP and EP need sequence parallelism.
+    sequences = space.sequence_parallel if layout.tp > 1 else (False,)
+    if layout.etp and layout.tp > 1:
+        sequences = (True,)
+    for options in space.options:
+        for sequence_parallel in sequences:
+            for shared in sharings:
+                for recompute in _recompute_choices(layout.stages, space):
+                    yield dataclasses.replace(
+                        layout,
+                        recompute=recompute,
+                        sequence_parallel=sequence_parallel,
+                        distributed_optimizer=shared,
+                        options=options,
+                    )
 
 
 def _tensor_sizes(shape: ModelShape, world: int, space: Space) -> list[int]:
@@ -160,34 +148,47 @@ def _tensor_sizes(shape: ModelShape, world: int, space: Space) -> list[int]:
         for tp in wanted
         if tp <= space.max_tp
         and world % tp == 0
-        and all(size % tp == 0 for size in (shape.heads, shape.query_groups, shape.vocab, shape.ffn))
+        and all(size % tp == 0 for size in (shape.heads, shape.query_groups, shape.ffn))
+        and (shape.vocab_grows or shape.vocab % tp == 0)
     ]
 
 
-def _context(shape: ModelShape, tp: int, space: Space) -> Iterator[tuple[int, str]]:
-    for cp in space.cp:
+def _context(shape: ModelShape, tp: int, space: Space) -> Iterator[tuple[int, str, int]]:
+    """(CP, algorithm, ranks that exchange heads in a hybrid)."""
+    for cp in space.cp or (_CONTEXT_SIZES if shape.seq >= _LONG else (1,)):
         if cp == 1:
-            yield 1, "megatron_cp_algo"
+            yield 1, RING, 1
             continue
+        # A ring gives each rank two pieces of the sequence; Ulysses shares out the heads of a TP rank.
+        ring = shape.seq % (2 * cp * tp) == 0
         for algorithm in space.cp_algorithms:
-            # Ring attention gives each rank two pieces of the sequence; Ulysses shares out the heads of a TP rank.
-            ring = algorithm == "megatron_cp_algo"
-            if (ring and shape.seq % (2 * cp * tp) == 0) or (not ring and shape.heads // tp % cp == 0):
-                yield cp, algorithm
+            heads = shape.heads // tp % cp == 0 and shape.seq % (cp * tp) == 0
+            if (heads and algorithm == ULYSSES) or (ring and algorithm == RING):
+                yield cp, algorithm, 1
+            elif algorithm in HYBRID and ring:
+                for ulysses in _divisors(cp)[1:-1]:
+                    if shape.heads // tp % ulysses == 0:
+                        yield cp, algorithm, ulysses
 
 
-def _splits(layers: int, pp: int, microbatches: int, space: Space) -> Iterator[tuple[tuple[int, ...], ...]]:
-    """How layers may be dealt to stages and chunks. What does not divide is filled up with no-op layers."""
+def _splits(
+    layers: int, pp: int, microbatches: int, space: Space
+) -> Iterator[tuple[tuple[tuple[int, ...], ...], bool]]:
+    """How layers may be dealt to stages and chunks, and whether as a V. What does not divide is filled up with no-op
+    layers."""
     for chunks in space.vpp:
         if chunks == 1:
-            yield from _plain_splits(layers, pp, space.uneven)
+            yield from ((stages, False) for stages in _plain_splits(layers, pp, space.uneven))
         # The interleaved schedule runs microbatches in groups of PP.
         elif pp > 1 and microbatches % pp == 0 and layers >= pp * chunks:
             slots = math.ceil(layers / (pp * chunks))
             empty = pp * chunks * slots - layers
             if empty and (slots == 1 or not space.uneven or empty > pp * chunks):
                 continue
-            yield _interleaved(pp, chunks, slots, empty)
+            yield _interleaved(pp, chunks, slots, empty), False
+    # A V needs two microbatches for each stage, and as many layers in every chunk.
+    if space.dualpipe and pp > 1 and microbatches >= 2 * pp and layers % (2 * pp) == 0:
+        yield ((layers // (2 * pp),) * 2,) * pp, True
 
 
 def _plain_splits(layers: int, pp: int, uneven: bool) -> Iterator[tuple[tuple[int, ...], ...]]:

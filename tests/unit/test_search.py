@@ -17,8 +17,10 @@ from strategy_oracle import Oracle
 from mindspeed_dryrun.commands import main
 from mindspeed_dryrun.errors import DryRunError, UsageError
 from mindspeed_dryrun.estimate.strategy import Recompute, Strategy
-from mindspeed_dryrun.estimate.time_model import estimate
+from mindspeed_dryrun.estimate.time_model import estimate, iteration_seconds
+from mindspeed_dryrun.launch.job import understand
 from mindspeed_dryrun.launch.script import capture
+from mindspeed_dryrun.megatron.arguments import override_args
 from mindspeed_dryrun.megatron.model_shape import ModelShape
 from mindspeed_dryrun.record.model import RankReport, Report
 from mindspeed_dryrun.record.summary import summarise
@@ -29,6 +31,7 @@ from mindspeed_dryrun.search.measure import Measurement, StagePeak, job_of, read
 from mindspeed_dryrun.search.search import Candidate, Progress, Search, SearchResult
 from mindspeed_dryrun.search.search_file import read_search
 from mindspeed_dryrun.search.space import Space, strategies
+from mindspeed_dryrun.search.written_script import script_with, write_script
 
 HARDWARE = hardware()
 Stages = Collection[int] | None
@@ -245,7 +248,7 @@ def test_the_script_with_the_strategy_set_makes_that_job(tmp_path: Path, strateg
     """The copy, run by bash up to its msrun call, gives exactly the job that was dry-run."""
     original = EXAMPLES / script
     copy = tmp_path / original.name
-    copy.write_text(results.script_with(original.read_text(), strategy, 8))
+    copy.write_text(script_with(original.read_text(), strategy, 8))
     assert subprocess.run(["bash", "-n", str(copy)], check=False).returncode == 0
     call = capture(original)
     wanted = job_of(call, str(original), strategy, 8)
@@ -255,10 +258,56 @@ def test_the_script_with_the_strategy_set_makes_that_job(tmp_path: Path, strateg
     assert original.read_text().partition("\n")[2] in copy.read_text()
 
 
+def test_the_written_script_is_the_job_that_was_searched(tmp_path: Path) -> None:
+    """Variables and arguments of the search file, its nodes, and comments in GBK."""
+    original = tmp_path / "train.sh"
+    text = """#!/bin/bash
+# 训练脚本
+SEQ=4096
+: "${BATCH:=64}"
+ARGS="--num-layers 28 --hidden-size 3584 --num-attention-heads 28 --seq-length $SEQ --global-batch-size $BATCH --data-path a b c"
+msrun --worker_num 8 --local_worker_num=8 pretrain_gpt.py $ARGS --micro-batch-size 1 --bf16
+"""
+    original.write_bytes(text.encode("gbk"))
+    sets, args = {"SEQ": "8192", "BATCH": "128"}, ("--data-path", "d", "--swiglu", "--micro-batch-size", "9")
+    strategy = Strategy(2, 2, 2, 1, 4, ((14,), (14,)), Recompute("full", 1), True, True)
+    copy = tmp_path / "out" / "train.sh"
+    write_script(copy, original, strategy, 4, sets, args)
+    assert "训练脚本".encode("gbk") in copy.read_bytes()
+    call = capture(original, sets)
+    call = dataclasses.replace(call, program_args=override_args(call.program_args, args))
+    wanted, found = job_of(call, str(original), strategy, 4), understand(capture(copy), "copy")
+    assert sorted(found.args) == sorted(wanted.args)
+    assert (found.seq_length, found.global_batch, found.micro_batch) == (8192, 128, 4)
+    assert (found.world_size, found.local_world_size) == (8, 4)
+    assert found.arguments.values["--data-path"] == ("d",)
+
+
+def test_smaller_nodes_count_in_script_and_time(tmp_path: Path) -> None:
+    plan = read_search(_file(tmp_path, cluster={"nodes": 2, "cards_per_node": 4}))
+    assert (plan.world, plan.hardware.cards_per_node, plan.hardware.link_cards) == (8, 4, 4)
+    strategy = Strategy(8, 1, 1, 1, 1, ((28,),))
+    shape = MODELS["qwen2.5-7b"]
+    assert iteration_seconds(shape, strategy, plan.hardware) > iteration_seconds(shape, strategy, HARDWARE)
+
+
+def test_the_trace_of_the_best_one(tmp_path: Path) -> None:
+    found, shape = _result()
+    trace = tmp_path / "here" / "trace.json"
+    written = results.write_results(tmp_path, found, shape, HARDWARE, read_search(_file(tmp_path)), trace)
+    assert written[-1] == trace
+    events = json.loads(trace.read_text())["traceEvents"]
+    best = found.winners[0]
+    assert {event["pid"] for event in events} == set(range(best.strategy.pp))
+    assert {"forward", "backward", "gradients", "optimizer"} <= {event.get("cat") for event in events}
+    end = max(event["ts"] + event["dur"] for event in events if event["ph"] == "X")
+    assert end == pytest.approx(best.seconds * 1e6, rel=0.1)
+
+
 def test_everything_is_written(tmp_path: Path) -> None:
     found, shape = _result()
-    script = EXAMPLES / "lab" / "qwen25_7b_8p.sh"
-    written = results.write_results(tmp_path, found, shape, HARDWARE, script)
+    plan = read_search(_file(tmp_path))
+    written = results.write_results(tmp_path, found, shape, HARDWARE, plan)
     assert {path.name for path in written} == {"search.html", "strategy.json", "qwen25_7b_8p.sh", "convert_args.txt"}
     assert all(path.is_file() for path in written)
     data = json.loads((tmp_path / "strategy.json").read_text())

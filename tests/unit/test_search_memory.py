@@ -13,7 +13,7 @@ from mindspeed_dryrun.estimate.lower_bound import lower_bound_mb, saved_mb, stag
 from mindspeed_dryrun.estimate.memory_model import MemoryModel, Observation
 from mindspeed_dryrun.estimate.regression import LinearBelief, Prior
 from mindspeed_dryrun.estimate.strategy import Recompute, Strategy, read_strategy
-from mindspeed_dryrun.search.search import _probes_of
+from mindspeed_dryrun.search.probes import probes_for
 from mindspeed_dryrun.search.space import Space, strategies
 
 QWEN = MODELS["qwen2.5-7b"]
@@ -85,14 +85,14 @@ def test_what_the_tensors_say_is_close_before_any_dry_run(
     words = f"--tensor-model-parallel-size {tp} --pipeline-model-parallel-size {pp} --micro-batch-size 1 --sequence-parallel {more}"
     layers = () if "--num-layers" in words else ("--num-layers", str(QWEN.layers))
     strategy = read_strategy([*words.split(), *layers], cards)
-    model = MemoryModel(shape, [strategy])
+    model = MemoryModel(shape)
     for stage, used_mb in enumerate(counted):
         assert model.stage(strategy, stage)[0] == pytest.approx(used_mb, rel=0.02)
         assert lower_bound_mb(shape, strategy) < max(counted)
 
 
 def test_a_belief_learns_a_line_and_knows_what_it_does_not_know() -> None:
-    belief = LinearBelief({"constant": Prior(0, 100), "slope": Prior(0, 10)})
+    belief = LinearBelief({"constant": Prior(0, 100), "slope": Prior(0, 10)}.__getitem__)
     before = belief.predict({"constant": 1, "slope": 50})[1]
     assert belief.gain({"constant": 1, "slope": 50}, {"constant": 1, "slope": 4}, 0.1) > 0
     for x in (1, 2, 4):
@@ -116,8 +116,9 @@ def _learn(model: MemoryModel, oracle: Oracle, strategy: Strategy, shape: object
 def test_small_dry_runs_predict_large_ones() -> None:
     """Twelve probes of one to four layers, then a hundred strategies at full size: within 3 %, nearly all within 1 %."""
     found = strategies(QWEN, 8, Space(tp=(2, 4), vpp=(1,), recompute=(Recompute(), Recompute("full", 1)), blocks=False))
-    probes = [pair for pair in _probes_of(QWEN, found).values() if sum(pair[0].stages[0]) in (1, 4)]
-    model = MemoryModel(QWEN, [*found, *(probe for probe, _ in probes)])
+    pairs = {key: pair for item in found for key, pair in probes_for(QWEN, item).items()}
+    probes = [pair for pair in pairs.values() if sum(pair[0].stages[0]) in (1, 4)]
+    model = MemoryModel(QWEN)
     oracle = Oracle(QWEN)
     chosen = random.Random(3).sample(probes, 12)
     for probe, shape in chosen:
@@ -132,7 +133,7 @@ def test_small_dry_runs_predict_large_ones() -> None:
 def test_the_spread_covers_the_error() -> None:
     """Predictions of what was not measured lie within three standard deviations of the count."""
     found = strategies(QWEN, 8, Space(vpp=(1, 2)))
-    model = MemoryModel(QWEN, found)
+    model = MemoryModel(QWEN)
     oracle = Oracle(QWEN)
     for strategy in random.Random(5).sample(found, 10):
         _learn(model, oracle, strategy, QWEN)

@@ -17,8 +17,10 @@ from mindspeed_dryrun.launch.msrun_call import read_msrun_call
 from mindspeed_dryrun.megatron.arguments import without
 from mindspeed_dryrun.megatron.flags import with_tag
 from mindspeed_dryrun.megatron.model_shape import read_shape
+from mindspeed_dryrun.megatron.settings import read as read_settings
 from mindspeed_dryrun.search.measure import job_of
-from mindspeed_dryrun.search.space import Space, read_space, strategies, why_nothing
+from mindspeed_dryrun.search.space import Space, strategies, why_nothing
+from mindspeed_dryrun.search.space_file import read_space
 
 QWEN = MODELS["qwen2.5-7b"]
 _FLAGS = """
@@ -153,9 +155,7 @@ def test_a_search_offers_every_number_of_recomputed_layers_of_a_stage() -> None:
 
 
 def test_what_the_model_of_a_layer_does_not_hold_for() -> None:
-    """Other attention is refused; a flag by which a layer keeps less takes the activations out of the lower bound."""
-    with pytest.raises(UsageError, match="multi-latent attention"):
-        read_shape([*ARGS, "--multi-latent-attention"])
+    """A flag by which a layer keeps less takes the activations out of the lower bound."""
     plain, less = read_shape(ARGS), read_shape([*ARGS, "--recompute-activation-function"])
     strategy = Strategy(2, 4, 1, 1, 1, ((7,),) * 4)
     assert plain.full_activations and not less.full_activations
@@ -201,7 +201,7 @@ def test_why_a_space_is_empty() -> None:
     [
         ("--hidden-size 3584", "", "does not set --hidden-size"),
         ("--padded-vocab-size 152064", "", "neither --padded-vocab-size nor --vocab-size"),
-        ("", "--num-experts 8", "dense models only"),
+        ("", "--num-experts 8 --moe-layer-freq [1]*3", "is what a prediction understands"),
         ("--seq-length 4096", "--seq-length long", "expects a whole number"),
     ],
 )
@@ -220,3 +220,15 @@ def test_a_layout_that_does_not_divide(tmp_path: Path) -> None:
 def test_understand_agrees_on_the_world() -> None:
     job = understand(CALL, "train.sh")
     assert read_strategy(job.args, job.world_size).dp == job.parallel.dp
+
+
+@pytest.mark.parametrize("more", ["--swiglu --vocab-size 32001", "--gelu-tanh --padded-vocab-size 50304", "--vocab-size 32001"])
+def test_search_and_trainer_agree_on_derived_sizes(more: str) -> None:
+    """The width of the MLP, its gate and the padded vocabulary have one source."""
+    words = (
+        "--num-layers 4 --hidden-size 4096 --num-attention-heads 32 --seq-length 2048 --max-position-embeddings 2048 "
+        f"--micro-batch-size 1 --global-batch-size 8 --use-flash-attn --bf16 {more}"
+    ).split()
+    found, settings = read_shape(words), read_settings(words, 0, 1)
+    assert (found.ffn, found.vocab, found.head_dim) == (settings.ffn_size, settings.padded_vocab, settings.kv_size)
+    assert found.gated == (settings.swiglu or settings.gelu_tanh)

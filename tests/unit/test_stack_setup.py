@@ -54,7 +54,7 @@ def test_trees_are_cloned_at_their_tags(upstream: Path, tmp_path: Path, installe
 
 
 def test_a_tag_that_is_not_there_is_an_error_and_leaves_nothing(upstream: Path, tmp_path: Path) -> None:
-    with pytest.raises(DryRunError, match="Could not clone .*MindSpeed-LLM at 26.1.0"):
+    with pytest.raises(DryRunError, match=r"Could not clone .*MindSpeed-LLM at 26\.1\.0"):
         stack.prepare(releases.named("26.1.0"), tmp_path / "stack", base_url=upstream.as_uri(), say=lambda text: None)
     assert not (tmp_path / "stack" / "MindSpeed-LLM").exists()
 

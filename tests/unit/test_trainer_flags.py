@@ -47,12 +47,12 @@ def test_fused_linear_layers_are_modelled_in_one_form_only(args: str) -> None:
 @pytest.mark.parametrize(
     ("args", "named", "kind"),
     [
-        ("--num-experts 8", "--num-experts", "mixture of experts"),
-        ("--moe-grouped-gemm", "--moe-grouped-gemm", "mixture of experts"),
-        ("--multi-latent-attention", "--multi-latent-attention", "multi-latent attention"),
+        ("--moe-zero-memory level0", "--moe-zero-memory", "way to run experts"),
+        ("--moe-router-load-balancing-type sinkhorn", "--moe-router-load-balancing-type", "not modelled"),
+        ("--mla-zero-memory", "--mla-zero-memory", "multi-latent attention"),
         ("--lora-r 16", "--lora-r", "LoRA"),
-        ("--stage sft", "--stage", "post-training"),
-        ("--stage dpo", "--stage", "post-training"),
+        ("--stage prm", "--stage", "not modelled"),
+        ("--reward-model nowhere", "--reward-model", "post-training"),
         ("--swap-attention", "--swap-attention", "not modelled"),
         ("--fp8-format hybrid", "--fp8-format", "not modelled"),
         ("--mtp-num-layers 1", "--mtp-num-layers", "other model kinds"),
@@ -72,8 +72,8 @@ def test_what_is_not_modelled_is_refused_by_name(args: str, named: str, kind: st
 
 
 def test_a_refused_flag_that_asks_for_nothing_is_no_reason_to_stop() -> None:
-    assert flags.check(["--expert-model-parallel-size", "1", "--tp-x", "1"]).ok
-    assert not flags.check(["--expert-model-parallel-size", "2"]).ok
+    assert flags.check(["--cla-share-factor", "1", "--tp-x", "1"]).ok
+    assert not flags.check(["--tp-x", "2"]).ok
 
 
 def test_what_cannot_change_memory_is_taken_and_listed() -> None:
@@ -83,8 +83,8 @@ def test_what_cannot_change_memory_is_taken_and_listed() -> None:
 
 
 def test_one_sentence_for_many_flags_of_one_kind() -> None:
-    problem = flags.check(["--num-experts", "8", "--moe-router-topk", "2", "--q-lora-rank", "64"]).problem()
-    assert problem.count("mixture of experts") == 1 and "--num-experts, --moe-router-topk:" in problem
+    problem = flags.check(["--moe-bmm-mc2", "--moe-no-drop", "--lora-r", "64"]).problem()
+    assert problem.count("way to run experts") == 1 and "--moe-bmm-mc2, --moe-no-drop:" in problem
 
 
 @given(st.lists(st.text(min_size=0, max_size=12), max_size=12))
@@ -148,3 +148,50 @@ def test_a_vocabulary_left_to_the_tokenizer_is_asked_for() -> None:
         settings.read(args, 0, 4)
     padded = settings.read([*args, "--vocab-size", "151900", "--make-vocab-size-divisible-by", "16"], 0, 4)
     assert padded.padded_vocab == 151904
+
+
+MIXED = "--num-experts 16 --expert-model-parallel-size 2 --moe-ffn-hidden-size 512 --n-shared-experts 2"
+
+
+def test_which_layers_hold_experts() -> None:
+    def layers(*more: str) -> list[int]:
+        found = read(*MIXED.split(), *more, world_size=8)
+        return [layer for layer in range(4) if found.has_experts(layer)]
+
+    assert layers() == layers("--moe-layer-freq", "-1", "--first-k-dense-replace", "-1") == [0, 1, 2, 3]
+    assert layers("--first-k-dense-replace", "1", "--moe-layer-freq", "1") == [1, 2, 3]
+    assert layers("--first-k-dense-replace", "-1", "--moe-layer-freq", "2") == [0, 2]
+    assert layers("--first-k-dense-replace", "2") == [0, 1, 2, 3]  # MindSpeed-LLM looks at it with --moe-layer-freq only
+    assert not read().has_experts(0)
+
+
+def test_sizes_of_experts() -> None:
+    found = read(*MIXED.split(), world_size=8)
+    assert (found.expert_ffn_size, found.shared_expert_size, found.expert_tensor_size) == (512, 1024, 2)
+    assert read(*MIXED.split(), "--moe-shared-expert-intermediate-size", "700", world_size=8).shared_expert_size == 700
+    assert read("--num-experts", "16", "--expert-tensor-parallel-size", "1").expert_tensor_size == 1
+
+
+def test_norms_of_queries_and_keys_come_with_a_layer_spec_only() -> None:
+    assert not read("--qk-layernorm").query_key_norms
+    assert read("--qk-layernorm", "--spec", "mindspeed_llm.tasks.models.spec.qwen3_spec", "layer_spec").query_key_norms
+
+
+def test_a_dispatcher_that_fails_upstream_is_refused() -> None:
+    with pytest.raises(UsageError, match="alltoall with tensor parallelism fails"):
+        read(*MIXED.split(), "--moe-token-dispatcher-type", "alltoall", "--sequence-parallel", world_size=8)
+
+
+DEEPSEEK = ("--spec", "mindspeed_llm.tasks.models.spec.deepseek_spec", "layer_spec", "--multi-latent-attention")
+
+
+def test_latent_attention_comes_with_its_layer_spec() -> None:
+    assert read(*DEEPSEEK).latent_attention
+    for some in (DEEPSEEK[:3], DEEPSEEK[3:]):
+        with pytest.raises(UsageError, match="--multi-latent-attention is modelled with --spec"):
+            read(*some)
+
+
+def test_rotated_dimensions_of_latent_attention_are_yarn_s() -> None:
+    assert read(*DEEPSEEK, "--rope-scaling-type", "yarn").rotary_size == 64
+    assert read(*DEEPSEEK).rotary_size == 128

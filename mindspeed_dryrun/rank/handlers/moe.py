@@ -7,10 +7,12 @@ receive that many times their even share.
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from mindspeed_dryrun.megatron.arguments import Arguments
 from mindspeed_dryrun.rank import activation as config
 
 
@@ -91,12 +93,17 @@ def _tensors(values: Sequence[Any]) -> Iterator[Any]:
             yield value
 
 
-def _received(routing_map: Any) -> int:
-    from megatron.training import get_args
+@functools.cache
+def chosen_experts() -> tuple[int, int]:
+    """How many experts a token goes to, and of how many, as this process was started."""
+    arguments = Arguments(tuple(sys.argv[1:]))
+    return arguments.positive("--moe-router-topk", 2), arguments.positive("--num-experts", 1)
 
-    args = get_args()
-    tokens, experts = (int(size) for size in routing_map.shape)
-    return _share(tokens, args.moe_router_topk, experts, args.num_experts)
+
+def _received(routing_map: Any) -> int:
+    top_k, experts = chosen_experts()
+    tokens, local = (int(size) for size in routing_map.shape)
+    return _share(tokens, top_k, local, experts)
 
 
 def _share(tokens: int, top_k: int, local_experts: int, experts: int) -> int:

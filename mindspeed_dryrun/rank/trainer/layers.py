@@ -18,7 +18,7 @@ from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_layer import TransformerLayer
 
 from mindspeed_dryrun.megatron.settings import Settings
-from mindspeed_dryrun.rank.trainer import fused_linear, rotary
+from mindspeed_dryrun.rank.trainer import experts, fused_linear, rotary, router
 
 COMPRESSED_MASK = 2048
 """Side of the causal mask that the fused attention operator wants, whatever the sequence (its sparse mode 2)."""
@@ -74,9 +74,11 @@ class FusedAttention(MegatronModule):  # type: ignore[misc]
         self.scale = 1.0 / math.sqrt(settings.query_pre_attn_scalar or config.kv_channels)
 
     def forward(self, query: Any, key: Any, value: Any, attention_mask: Any, **_: Any) -> Any:
-        mask = causal_mask() if attention_mask is None else attention_mask
+        # MindSpeed-LLM's module keeps the mask until its next forward pass brings another one.
+        self.attention_mask = mask = causal_mask() if attention_mask is None else attention_mask
         length, batch, heads, _ = query.shape
-        layout, sparse_mode, ends = self.settings.shape_order, 2, None
+        # A mask of the samples is taken as it is (mode 0); without one the operator knows that attention is causal (mode 2).
+        layout, sparse_mode, ends = self.settings.shape_order, 2 if attention_mask is None else 0, None
         if self.settings.reset_position_ids:
             # Packed samples; in a dry run each row of the batch is one document.
             layout, sparse_mode, ends = "TND", 4, tuple(length * (row + 1) for row in range(batch))
@@ -237,3 +239,6 @@ def install(settings: Settings) -> None:
         layers.RowParallelLinear.forward = fused_linear.row_forward
     fused_bias_swiglu.SwiGLUFunction = FusedSwiGLU
     fused_bias_swiglu.BiasSwiGLUFunction = FusedBiasSwiGLU
+    if settings.num_experts:
+        experts.install(_mark_split)
+        router.install(settings)

@@ -13,7 +13,7 @@ from megatron.core.utils import get_model_config
 
 from mindspeed_dryrun.megatron.settings import Settings
 from mindspeed_dryrun.rank import progress
-from mindspeed_dryrun.rank.trainer import context_parallel
+from mindspeed_dryrun.rank.trainer import context_parallel, tuning
 
 
 class MockData:
@@ -82,12 +82,15 @@ def train(settings: Settings, chunks: list[Any], optimizer: Any) -> None:
     for chunk in chunks:
         chunk.train()
 
-    mock = MockData(settings)
+    mock = tuning.TuningData(settings) if settings.stage else MockData(settings)
+    loss_of = tuning.loss if settings.stage else loss
 
     def forward_step(iterator: Any, model: Any) -> tuple[Any, Any]:
         data = next(iterator)
-        output = model(data["tokens"], data["position_ids"], None, labels=data["labels"], loss_mask=data["loss_mask"])
-        return output, functools.partial(loss, settings, data["loss_mask"])
+        output = model(
+            data["tokens"], data["position_ids"], data.get("attention_mask"), labels=data["labels"], loss_mask=data["loss_mask"]
+        )
+        return output, functools.partial(loss_of, settings, data["loss_mask"])
 
     total = settings.train_iters or 1
     for iteration in range(total):

@@ -17,7 +17,6 @@ from megatron.core.tensor_parallel.layers import set_defaults_if_not_set_tensor_
 from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubmodules
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.identity_op import IdentityOp
-from megatron.core.transformer.mlp import MLP, MLPSubmodules
 from megatron.core.transformer.module import Float16Module
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
@@ -25,7 +24,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
 
 from mindspeed_dryrun.megatron.settings import Settings
-from mindspeed_dryrun.rank.trainer import context_parallel, layers, recompute, rotary
+from mindspeed_dryrun.rank.trainer import context_parallel, experts, latent_attention, layers, recompute, rotary
 from mindspeed_dryrun.rank.trainer import reuse_fp32 as reuse
 
 
@@ -46,6 +45,7 @@ def transformer_config(settings: Settings) -> TransformerConfig:
     overlap_p2p = settings.virtual_stages is not None and not settings.no_overlap_p2p_communication
     grouping = settings.microbatch_group_size_per_virtual_pipeline_stage
     return TransformerConfig(
+        **(experts.config_fields(settings) if settings.num_experts else {}),
         num_layers=_divisible(settings),
         hidden_size=settings.hidden_size,
         ffn_hidden_size=settings.ffn_size,
@@ -62,7 +62,7 @@ def transformer_config(settings: Settings) -> TransformerConfig:
         gated_linear_unit=gated,
         activation_func=activation,
         normalization=settings.normalization,
-        qk_layernorm=settings.qk_layernorm,
+        qk_layernorm=settings.query_key_norms,
         rotary_interleaved=settings.rotary_interleaved,
         attention_dropout=settings.attention_dropout,
         hidden_dropout=settings.hidden_dropout,
@@ -105,10 +105,8 @@ class Model(GPTModel):  # type: ignore[misc]
 
     def __init__(self, settings: Settings, config: TransformerConfig, numbers: Sequence[int], **kwargs: Any) -> None:
         norm = ModuleSpec(module=layers.Norm, params={"settings": settings})
-        spec = layer_spec(settings, norm)
-        noop = ModuleSpec(module=layers.NoopLayer)
         block = TransformerBlockSubmodules(
-            layer_specs=[noop if number in settings.layout.noop else spec for number in numbers],
+            layer_specs=[layer_spec(settings, norm, number) for number in numbers],
             layer_norm=None if settings.no_post_layer_norm else norm,
         )
         learned = settings.position_embedding_type == "learned_absolute" and not settings.rope
@@ -154,6 +152,9 @@ class Model(GPTModel):  # type: ignore[misc]
             logits = logits / settings.output_logit_softcapping
             logits = torch.tanh(logits)
             logits = logits * settings.output_logit_softcapping
+        if settings.is_instruction_dataset:
+            labels = labels[:, 1:].contiguous()
+            logits = logits[:-1, :, :].contiguous()
         return self.compute_language_model_loss(labels, logits)
 
     def _scaled(self, decoder_input: Any) -> Any:
@@ -163,9 +164,32 @@ class Model(GPTModel):  # type: ignore[misc]
         return decoder_input * torch.tensor(self.settings.hidden_size**0.5, dtype=decoder_input.dtype)
 
 
-def layer_spec(settings: Settings, norm: ModuleSpec) -> ModuleSpec:
-    """One layer: megatron-core's modules, with the norm and the attention of an NPU."""
-    qk_norm = norm if settings.qk_layernorm else IdentityOp
+def layer_spec(settings: Settings, norm: ModuleSpec, number: int) -> ModuleSpec:
+    """Layer `number` of the model: megatron-core's modules, with the norm, attention and experts of an NPU."""
+    if number in settings.layout.noop:
+        return ModuleSpec(module=layers.NoopLayer)
+    mlp = experts.expert_layer(settings) if settings.has_experts(number) else experts.dense_layer()
+    return ModuleSpec(
+        module=TransformerLayer,
+        submodules=TransformerLayerSubmodules(
+            input_layernorm=norm,
+            self_attention=attention_spec(settings, norm),
+            self_attn_bda=get_bias_dropout_add,
+            pre_mlp_layernorm=norm,
+            mlp=mlp,
+            mlp_bda=get_bias_dropout_add,
+        ),
+    )
+
+
+def attention_spec(settings: Settings, norm: ModuleSpec) -> ModuleSpec:
+    """Self-attention: plain, grouped or multi-latent."""
+    if settings.latent_attention:
+        core = context_parallel.attention_spec(settings)
+        return ModuleSpec(
+            module=latent_attention.LatentAttention, params={"settings": settings, "norm": norm, "core_attention": core}
+        )
+    qk_norm = norm if settings.query_key_norms else IdentityOp
     attention = SelfAttentionSubmodules(
         linear_qkv=ColumnParallelLinear,
         core_attention=context_parallel.attention_spec(settings),
@@ -173,20 +197,7 @@ def layer_spec(settings: Settings, norm: ModuleSpec) -> ModuleSpec:
         q_layernorm=qk_norm,
         k_layernorm=qk_norm,
     )
-    mlp = ModuleSpec(module=MLP, submodules=MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear))
-    return ModuleSpec(
-        module=TransformerLayer,
-        submodules=TransformerLayerSubmodules(
-            input_layernorm=norm,
-            self_attention=ModuleSpec(
-                module=SelfAttention, params={"attn_mask_type": AttnMaskType.causal}, submodules=attention
-            ),
-            self_attn_bda=get_bias_dropout_add,
-            pre_mlp_layernorm=norm,
-            mlp=mlp,
-            mlp_bda=get_bias_dropout_add,
-        ),
-    )
+    return ModuleSpec(module=SelfAttention, params={"attn_mask_type": AttnMaskType.causal}, submodules=attention)
 
 
 def build(settings: Settings) -> list[Any]:

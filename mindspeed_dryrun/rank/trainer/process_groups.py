@@ -17,6 +17,8 @@ def initialize(settings: Settings) -> None:
         pipeline_model_parallel_size=settings.pipeline_model_parallel_size,
         virtual_pipeline_model_parallel_size=settings.virtual_stages,
         context_parallel_size=settings.context_parallel_size,
+        expert_model_parallel_size=settings.expert_model_parallel_size,
+        expert_tensor_parallel_size=settings.expert_tensor_size,
         order=settings.layout.order,
         create_gloo_process_groups=False,
     )

@@ -18,7 +18,7 @@ class Rotary(torch.nn.Module):  # type: ignore[misc]
         super().__init__()
         self.settings = settings
         self.seq_slice = seq_slice
-        size = settings.kv_size
+        size = settings.rotary_size
         if settings.partial_rotary_factor:
             size = int(size * settings.partial_rotary_factor)
         size = int(size * settings.rotary_percent)
@@ -56,6 +56,8 @@ def rotary_function(settings: Settings) -> Callable[..., Any]:
             mode = 1 if config.rotary_interleaved else 0
             t = torch_npu.npu_rotary_position_embedding(t.contiguous(), cos, sin, mode).to(t.dtype)
         else:
+            if settings.multi_latent_attention:
+                t = torch.cat((t[..., 0::2], t[..., 1::2]), dim=-1)
             t = (t * cos) + (rotate_half(t) * sin)
         return torch.cat((t, rest), dim=-1)
 

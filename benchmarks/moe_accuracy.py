@@ -1,0 +1,213 @@
+"""Mixtures of experts, latent attention and fine-tuning: the embedded trainer against MindSpeed-LLM itself, case by case.
+
+    MINDSPEED_CORE_MS_PATH=… python benchmarks/moe_accuracy.py --out DIR [--only shared,mla] [--markdown docs/moe_accuracy.md]
+
+Every rank class of every case is run by both trainers with the same arguments, iterations and microbatches. Records stay in
+DIR and are used again. The Python that runs it needs the packages of MindSpeed-Core-MS's requirements.txt.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from mindspeed_dryrun.errors import DryRunError
+from mindspeed_dryrun.launch.job import Job, understand
+from mindspeed_dryrun.launch.msrun_call import read_msrun_call
+from mindspeed_dryrun.launch.run import Execution, dry_run_job
+from mindspeed_dryrun.megatron.arguments import override_args
+from mindspeed_dryrun.record.model import RankReport, Report
+from mindspeed_dryrun.record.run_spec import RunSpec
+
+# Small enough for seconds, large enough that a tensor too many shows in the megabytes.
+COMMON = """
+--use-mcore-models --num-layers 4 --hidden-size 1024 --ffn-hidden-size 2816 --num-attention-heads 16
+--seq-length 2048 --max-position-embeddings 2048 --micro-batch-size 1 --global-batch-size 16
+--disable-bias-linear --swiglu --use-fused-swiglu --normalization RMSNorm --use-fused-rmsnorm --use-flash-attn
+--position-embedding-type rope --use-fused-rotary-pos-emb --use-rotary-position-embeddings --padded-vocab-size 32000
+--untie-embeddings-and-output-weights --make-vocab-size-divisible-by 1 --attention-dropout 0.0 --hidden-dropout 0.0 --bf16
+--no-gradient-accumulation-fusion --no-masked-softmax-fusion --attention-softmax-in-fp32 --train-iters 2000 --lr 1e-6
+--tokenizer-type PretrainedFromHF --tokenizer-name-or-path nowhere --data-path nowhere --split 100,0,0 --eval-iters 0
+--eval-interval 2000 --save-interval 2000 --log-interval 1 --distributed-backend nccl --ai-framework mindspore
+"""
+MOE = """
+--num-experts 16 --moe-router-topk 4 --moe-ffn-hidden-size 704 --moe-router-load-balancing-type aux_loss
+--moe-aux-loss-coeff 0.001 --moe-permutation-async-comm --sequence-parallel --use-distributed-optimizer
+"""
+GROUPED = " --moe-grouped-gemm --moe-token-dispatcher-type alltoall_seq"
+FULL = " --recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
+EP2, EP4 = " --expert-model-parallel-size 2", " --expert-model-parallel-size 4"
+PP2 = " --pipeline-model-parallel-size 2"
+TP2 = " --tensor-model-parallel-size 2"
+
+LATENT = """
+--spec mindspeed_llm.tasks.models.spec.deepseek_spec layer_spec --multi-latent-attention --qk-pos-emb-head-dim 32 --qk-head-dim 64
+--kv-lora-rank 128 --v-head-dim 64 --qk-layernorm --rope-scaling-type yarn --rope-scaling-factor 40 --rope-scaling-mscale 1.0
+--rope-scaling-mscale-all-dim 1.0 --rope-scaling-original-max-position-embeddings 2048 --rope-scaling-beta-fast 32
+--rope-scaling-beta-slow 1
+"""
+LIMITED = (
+    " --moe-router-load-balancing-type group_limited_greedy --moe-router-group-topk 2 --moe-router-num-groups 4"
+    " --moe-device-level-aux-loss-coeff 0.05 --moe-comm-aux-loss-coeff 0.02 --moe-router-topk-scaling-factor 16.0"
+)
+TUNE = " --stage sft --is-instruction-dataset --prompt-type llama3 --finetune"
+LORA = " --lora-r 8 --lora-alpha 16 --lora-target-modules linear_qkv linear_proj linear_fc1 linear_fc2"
+DPO = (
+    " --stage dpo --is-instruction-dataset --is-pairwise-dataset --prompt-type llama3 --finetune --variable-seq-lengths"
+    " --dpo-loss-type sigmoid"
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A job: how many ranks, and its flags beside the common ones."""
+
+    world_size: int
+    flags: str
+    program: str = "pretrain_gpt.py"
+
+
+def experts(world_size: int, flags: str) -> Case:
+    return Case(world_size, MOE + flags)
+
+
+def tuning(world_size: int, flags: str) -> Case:
+    # Packed samples have one length.
+    variable = "" if "--reset-position-ids" in flags else " --variable-seq-lengths"
+    return Case(world_size, TUNE + variable + flags, "posttrain_gpt.py")
+
+
+CASES = {
+    "alltoall_seq, EP 4": experts(4, GROUPED + EP4),
+    "alltoall_seq, EP 2, PP 2, recomputed": experts(4, GROUPED + EP2 + PP2 + FULL),
+    "alltoall_seq, no EP": experts(2, GROUPED),
+    "alltoall_seq, TP 2, EP 2": experts(4, GROUPED + TP2 + EP2),
+    "alltoall_seq, fused gradient accumulation": experts(2, GROUPED + EP2 + " --gemm-gradient-accumulation-fusion"),
+    "alltoall, EP 2": experts(2, EP2 + " --moe-grouped-gemm --moe-token-dispatcher-type alltoall"),
+    "alltoall, TP 2, EP 2": experts(4, TP2 + EP2 + " --moe-grouped-gemm --moe-token-dispatcher-type alltoall"),
+    "allgather, EP 2": experts(2, EP2 + " --moe-grouped-gemm --moe-token-dispatcher-type allgather"),
+    "allgather, TP 2, EP 2": experts(4, TP2 + EP2 + " --moe-grouped-gemm --moe-token-dispatcher-type allgather"),
+    "experts one by one": experts(2, EP2 + " --moe-token-dispatcher-type alltoall_seq"),
+    "experts one by one, TP 2": experts(4, TP2 + EP2 + " --moe-token-dispatcher-type alltoall_seq"),
+    "micro batch 2, no aux loss": experts(
+        2, GROUPED + EP2 + " --micro-batch-size 2 --moe-router-load-balancing-type none --moe-aux-loss-coeff 0"
+    ),
+    "top-k probabilities normalised": experts(2, GROUPED + EP2 + " --norm-topk-prob"),
+    "softmax before top-k": experts(2, GROUPED + EP2 + " --moe-router-load-balancing-type softmax_topk --norm-topk-prob"),
+    "z loss": experts(2, GROUPED + EP2 + " --moe-z-loss-coeff 0.001"),
+    "shared experts": experts(2, GROUPED + EP2 + " --n-shared-experts 2"),
+    "shared experts with a gate": experts(
+        2, GROUPED + EP2 + " --n-shared-experts 2 --shared-expert-gate --spec mindspeed_llm.tasks.models.spec.qwen2_moe_spec layer_spec"
+    ),
+    "first layer dense": experts(2, GROUPED + EP2 + " --first-k-dense-replace 1 --moe-layer-freq 1"),
+    "every second layer": experts(2, GROUPED + EP2 + " --first-k-dense-replace -1 --moe-layer-freq 2"),
+    "sigmoid, expert bias, groups": experts(
+        2, GROUPED + EP2 + " --moe-router-score-function sigmoid --moe-router-enable-expert-bias --moe-router-num-groups 4"
+        " --moe-router-group-topk 2 --moe-router-load-balancing-type none --moe-router-topk-scaling-factor 2.5 --seq-aux"
+        " --moe-router-dtype fp32",
+    ),
+    "groups of experts, three losses": experts(4, EP4 + " --moe-grouped-gemm --moe-token-dispatcher-type allgather" + LIMITED),
+    "groups of experts, losses by sequence": experts(4, GROUPED + EP4 + LIMITED + " --seq-aux --num-experts 64"),
+    "PAI's loss": experts(2, GROUPED + EP2 + " --moe-router-load-balancing-type pai_megatron_aux_loss"),
+    "sequence loss": experts(2, GROUPED + EP2 + " --moe-router-load-balancing-type seq_aux_loss"),
+    "capacity, padded": experts(2, GROUPED + EP2 + " --moe-expert-capacity-factor 1.5 --moe-pad-expert-input-to-capacity"),
+    "capacity, dropped": experts(2, GROUPED + EP2 + " --moe-expert-capacity-factor 1.5"),
+    "capacity, dropped by position, alltoall": experts(
+        2, EP2 + " --moe-grouped-gemm --moe-token-dispatcher-type alltoall --moe-expert-capacity-factor 1.5"
+        " --moe-token-drop-policy position"
+    ),
+    "post-norms (Grok)": experts(2, GROUPED + EP2 + " --spec mindspeed_llm.tasks.models.spec.grok_spec layer_spec --post-norm"),
+    "expert tensor parallelism 1": experts(4, GROUPED + TP2 + EP2 + " --expert-tensor-parallel-size 1"),
+    "MLA": Case(2, LATENT + " --q-lora-rank 384"),
+    "MLA, no query compression": Case(2, LATENT),
+    "MLA, TP 2, recomputed": Case(2, LATENT + TP2 + " --q-lora-rank 384 --sequence-parallel" + FULL),
+    "MLA, no padding": Case(2, LATENT + " --q-lora-rank 384 --mla-fa-without-pad"),
+    "MLA, split products, no padding": Case(2, LATENT + " --q-lora-rank 384 --mla-fa-without-pad --mla-mm-split"),
+    "MLA, experts, PP 2": experts(
+        4, GROUPED + EP2 + PP2 + LATENT + " --q-lora-rank 384 --first-k-dense-replace 1 --moe-layer-freq 1 --n-shared-experts 1"
+        " --moe-router-score-function sigmoid --moe-router-enable-expert-bias --moe-router-num-groups 4 --moe-router-group-topk 2"
+        " --moe-router-load-balancing-type none --moe-router-topk-scaling-factor 2.5 --seq-aux --norm-topk-prob",
+    ),
+    "SFT, PP 2": tuning(2, PP2),
+    "SFT, PP 4, TP 2": tuning(8, TP2 + " --pipeline-model-parallel-size 4 --sequence-parallel"),
+    "SFT, micro batch 2, recomputed": tuning(2, " --micro-batch-size 2 --use-distributed-optimizer" + FULL),
+    "SFT, packed": tuning(2, PP2 + " --reset-position-ids"),
+    "LoRA, PP 2": tuning(2, PP2 + LORA),
+    "LoRA, TP 2, fused": tuning(2, TP2 + " --sequence-parallel --lora-fusion" + LORA),
+    "LoRA, recomputed": tuning(2, PP2 + LORA + FULL),
+    "DPO": Case(2, DPO + PP2, "posttrain_gpt.py"),
+}  # fmt: skip
+
+
+def job_of(case: Case) -> Job:
+    argv = ["--worker_num", str(case.world_size), "--local_worker_num", str(min(8, case.world_size)), case.program]
+    flags = case.flags.split()
+    groups = [] if "--multi-latent-attention" in flags else ["--group-query-attention", "--num-query-groups", "4"]
+    return understand(read_msrun_call([*argv, *override_args([*COMMON.split(), *groups], flags)], str(Path.cwd())), "a case")
+
+
+def run(name: str, trainer: str, out: Path) -> Report | str:
+    """The report, or the sentence that refuses the job."""
+    print(f"{name}: {trainer}", file=sys.stderr, flush=True)
+    try:
+        folder = out / trainer / "".join(letter if letter.isalnum() else "_" for letter in name)
+        return dry_run_job(job_of(CASES[name]), folder, RunSpec(trainer=trainer), Execution(jobs=1))
+    except DryRunError as error:
+        return str(error)
+
+
+def figure(rank: RankReport | None, why: str) -> str:
+    if rank is None:
+        return f"refused: {why}"
+    return str(rank.used_peak_mb) if rank.status in ("ok", "oom") else f"{rank.status}: {rank.error}"
+
+
+def difference(ours: RankReport | None, theirs: RankReport | None) -> str:
+    if ours is None or theirs is None or None in (ours.used_peak_mb, theirs.used_peak_mb):
+        return "—"
+    more = int(ours.used_peak_mb or 0) - int(theirs.used_peak_mb or 0)
+    return "equal" if not more else f"{more:+d} ({100 * more / int(theirs.used_peak_mb or 1):+.2f} %)"
+
+
+def rows(name: str, ours: Report | str, theirs: Report | str) -> list[str]:
+    """One line for each rank class."""
+    tables = [{} if isinstance(report, str) else {rank.rank: rank for rank in report.ranks} for report in (ours, theirs)]
+    reasons = [report if isinstance(report, str) else "" for report in (ours, theirs)]
+    lines = []
+    for number in sorted({*tables[0], *tables[1]} or {0}):
+        pair = tables[0].get(number), tables[1].get(number)
+        cells = (name, CASES[name].world_size, number, figure(pair[0], reasons[0]), figure(pair[1], reasons[1]), difference(*pair))
+        lines.append(f"| {' | '.join(map(str, cells))} |")
+    return lines
+
+
+HEADER = """# Mixtures of experts, latent attention and fine-tuning: how exact the embedded trainer is
+
+Made by `benchmarks/moe_accuracy.py --markdown docs/moe_accuracy.md`. Used peak in MB of every rank class, with an even load of
+experts: the embedded trainer, MindSpeed-LLM 2.2.0 itself (its own trainer in a dry run), and the difference.
+
+| case | ranks | rank | embedded | MindSpeed-LLM | difference |
+|---|---|---|---|---|---|
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="parts of case names, with commas between them")
+    parser.add_argument("--out", type=Path, required=True, help="folder for the records")
+    parser.add_argument("--markdown", type=Path, help="file to write the table to")
+    options = parser.parse_args()
+    lines: list[str] = []
+    for name in CASES:
+        if any(part in name for part in options.only.split(",")):
+            found = rows(name, *(run(name, trainer, options.out) for trainer in ("embedded", "script")))
+            print("\n".join(found), flush=True)
+            lines += found
+    if options.markdown:
+        options.markdown.write_text(HEADER + "\n".join(lines) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

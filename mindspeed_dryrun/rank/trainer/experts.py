@@ -1,0 +1,154 @@
+"""The experts of one rank as MindSpeed computes them on an NPU: grouped products, fused SwiGLU, probabilities applied inside.
+
+megatron-core's layer, dispatchers and router do the rest. Where a token goes is not known without a device; the handlers of
+`rank/handlers/moe.py`, which both trainers run with, put counts in place of what would be read back.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mindspore
+import torch
+import torch_npu
+from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear, mappings
+from megatron.core.transformer.mlp import MLP, MLPSubmodules
+from megatron.core.transformer.moe import experts as megatron_experts
+from megatron.core.transformer.moe import grouped_gemm_util
+from megatron.core.transformer.moe.experts import GroupedMLP, SequentialMLP
+from megatron.core.transformer.moe.moe_layer import MoELayer, MoESubmodules
+from megatron.core.transformer.moe.shared_experts import SharedExpertMLP
+from megatron.core.transformer.spec_utils import ModuleSpec
+from mindspore.ops.function import math_func
+
+from mindspeed_dryrun.megatron.settings import Settings
+from mindspeed_dryrun.rank.trainer import group_limited
+
+
+class GroupedProduct(torch.autograd.Function):  # type: ignore[misc]
+    """The tokens of each expert times its weights, in one operator (MindSpeed's `GMMFunction`, mindspeed/ops/gmm.py)."""
+
+    @staticmethod
+    def forward(ctx: Any, original_weight: Any, x: Any, weight: Any, group_list: list[int], fused: bool) -> Any:
+        ctx.save_for_backward(x, weight, original_weight)
+        ctx.group_list, ctx.fused = group_list, fused
+        return math_func.gmm([x], [weight], [], group_list, 0, 0)[0]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> tuple[Any, ...]:
+        x, weight, original_weight = ctx.saved_tensors
+        if not ctx.fused:
+            x_gradient, weight_gradient, _ = math_func.gmm_backward([gradient], [x], [weight], ctx.group_list, 0)
+            return None, x_gradient[0], weight_gradient[0], None, None
+        x_gradient, _, _ = math_func.gmm_backward_fusion([gradient], [weight], ctx.group_list, 0)
+        # The kernel adds the weights' gradient to the buffer in place; what is returned only tells autograd that there is one.
+        placeholder = None
+        if hasattr(original_weight, "grad_added_to_main_grad"):
+            placeholder = torch.empty(weight.shape, dtype=x.dtype, device=torch.cuda.current_device(), requires_grad=False)
+            original_weight.grad_added_to_main_grad = True
+        return None, x_gradient[0], placeholder, None, None
+
+
+class GroupedExperts(GroupedMLP):  # type: ignore[misc]
+    """megatron-core's weights, MindSpeed's operators (core/transformer/moe/moe_feature/gmm/experts.py)."""
+
+    def __init__(self, num_local_experts: int, config: Any, settings: Settings) -> None:
+        super().__init__(num_local_experts, config)
+        self.fused = settings.gemm_gradient_accumulation_fusion
+        if config.gated_linear_unit:
+            self.activation_func = _swiglu
+
+    def forward(self, tokens: Any, tokens_per_expert: Any, probabilities: Any) -> tuple[Any, None]:
+        first = self.weight1.view(self.num_local_experts, self.config.hidden_size, -1)
+        second = self.weight2.view(self.num_local_experts, -1, self.config.hidden_size)
+        hidden = self._product(tokens, first, tokens_per_expert, self.weight1)
+        hidden = self.activation_func_with_probs(hidden, probabilities.unsqueeze(-1))
+        return self._product(hidden, second, tokens_per_expert, self.weight2), None
+
+    def _product(self, x: Any, weight: Any, tokens_per_expert: Any, original_weight: Any) -> Any:
+        group_list = torch.cumsum(tokens_per_expert, dim=0).tolist()
+        return GroupedProduct.apply(original_weight, x, weight, group_list, self.fused)
+
+
+class BalancedLayer(MoELayer):  # type: ignore[misc]
+    """A layer whose router leaves losses behind that are attached to its output (`group_limited_greedy`)."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        unpermute = self.token_dispatcher.token_unpermutation
+
+        def with_losses(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
+            output, bias = unpermute(*args, **kwargs)
+            return group_limited.attach_losses(self.router, output), bias
+
+        self.token_dispatcher.token_unpermutation = with_losses
+
+
+def _swiglu(x: Any) -> Any:
+    return torch_npu.npu_swiglu(x, dim=-1)
+
+
+def expert_layer(settings: Settings) -> ModuleSpec:
+    """The module that stands where a dense layer has its MLP."""
+    linear = MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear)
+    if settings.moe_grouped_gemm:
+        experts = ModuleSpec(module=GroupedExperts, params={"settings": settings})
+    else:
+        experts = ModuleSpec(module=SequentialMLP, submodules=linear)
+    shared = ModuleSpec(module=SharedExpertMLP, params={"gate": settings.gated_shared_experts}, submodules=linear)
+    layer = BalancedLayer if settings.moe_router_load_balancing_type == "group_limited_greedy" else MoELayer
+    return ModuleSpec(module=layer, submodules=MoESubmodules(experts=experts, shared_experts=shared))
+
+
+def dense_layer() -> ModuleSpec:
+    """A plain MLP."""
+    return ModuleSpec(module=MLP, submodules=MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear))
+
+
+def config_fields(settings: Settings) -> dict[str, Any]:
+    """What megatron-core's configuration says of experts."""
+    return {
+        "num_moe_experts": settings.num_experts,
+        "expert_model_parallel_size": settings.expert_model_parallel_size,
+        "expert_tensor_parallel_size": settings.expert_tensor_size,
+        "moe_ffn_hidden_size": settings.expert_ffn_size,
+        "moe_grouped_gemm": settings.moe_grouped_gemm,
+        "moe_shared_expert_intermediate_size": settings.shared_expert_size,
+        "moe_token_dispatcher_type": settings.moe_token_dispatcher_type,
+        "moe_router_topk": settings.moe_router_topk,
+        "moe_router_load_balancing_type": settings.moe_router_load_balancing_type,
+        "moe_aux_loss_coeff": settings.moe_aux_loss_coeff,
+        "moe_z_loss_coeff": settings.moe_z_loss_coeff,
+        "moe_router_pre_softmax": settings.moe_router_pre_softmax,
+        "moe_router_score_function": settings.moe_router_score_function,
+        "moe_router_topk_scaling_factor": settings.moe_router_topk_scaling_factor,
+        "moe_router_enable_expert_bias": settings.moe_router_enable_expert_bias,
+        "moe_router_num_groups": settings.moe_router_num_groups,
+        "moe_router_group_topk": settings.moe_router_group_topk,
+        "moe_router_dtype": settings.moe_router_dtype,
+        "moe_expert_capacity_factor": settings.capacity_factor,
+        "moe_pad_expert_input_to_capacity": settings.moe_pad_expert_input_to_capacity,
+        "moe_token_drop_policy": settings.moe_token_drop_policy,
+    }
+
+
+def all_to_all(ctx: Any, group: Any, x: Any, output_split_sizes: Any, input_split_sizes: Any) -> Any:
+    """`_AllToAll.forward` through MindSpore's collective (MindSpeed's `all_to_all_forward`): MSAdapter's takes no numpy sizes."""
+    ctx.group, ctx.output_split_sizes, ctx.input_split_sizes = group, output_split_sizes, input_split_sizes
+    if torch.distributed.get_world_size(group=group) == 1:
+        return x
+    x = x.contiguous()
+    if output_split_sizes is None:
+        output = torch.empty_like(x)
+    else:
+        output = x.new_empty(size=[int(sum(output_split_sizes)), *x.size()[1:]], dtype=x.dtype)
+    sizes = (None if output_split_sizes is None else list(part) for part in (output_split_sizes, input_split_sizes))
+    mindspore.mint.distributed.all_to_all_single(output, x, *sizes, group=group._name)
+    return output
+
+
+def install(mark_split: Any) -> None:
+    """Replaces what megatron-core leaves no seam for."""
+    grouped_gemm_util.assert_grouped_gemm_is_available = lambda: None
+    megatron_experts._initialize_affine_weight_gpu = mark_split
+    mappings._AllToAll.forward = staticmethod(all_to_all)

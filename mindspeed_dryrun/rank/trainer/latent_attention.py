@@ -1,0 +1,151 @@
+"""Multi-latent attention as MindSpeed-LLM computes it (tasks/models/transformer/multi_latent_attention.py)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear, gather_from_sequence_parallel_region
+from megatron.core.transformer import attention as megatron_attention
+from megatron.core.transformer.enums import AttnMaskType
+from megatron.core.transformer.module import MegatronModule
+from megatron.core.transformer.spec_utils import ModuleSpec, build_module
+
+from mindspeed_dryrun.megatron.settings import Settings
+
+
+class WholeLinear(torch.nn.Module):  # type: ignore[misc]
+    """A product that every tensor-parallel rank computes in full."""
+
+    def __init__(self, input_size: int, output_size: int, config: Any, bias: bool) -> None:
+        super().__init__()
+        device = torch.cuda.current_device()
+        self.weight = torch.nn.Parameter(torch.empty(output_size, input_size, dtype=config.params_dtype, device=device))
+        self.weight.sequence_parallel = config.sequence_parallel
+        # Made and never added: upstream multiplies by the weight only.
+        self.bias = torch.nn.Parameter(torch.empty(output_size, dtype=config.params_dtype, device=device)) if bias else None
+
+    def forward(self, x: Any) -> Any:
+        return torch.matmul(x, self.weight.t())
+
+
+class LatentAttention(MegatronModule):  # type: ignore[misc]
+    """Queries, keys and values from compressed ones, with positions in a few dimensions of their own."""
+
+    def __init__(
+        self, config: Any, layer_number: int, settings: Settings, norm: ModuleSpec, core_attention: ModuleSpec, **_: Any
+    ) -> None:
+        super().__init__(config=config)
+        self.settings = settings
+        self.heads = settings.num_attention_heads // settings.tensor_model_parallel_size
+        self.head_size = settings.qk_head_dim + settings.qk_pos_emb_head_dim
+        self.query_rank = settings.q_lora_rank or settings.num_attention_heads * self.head_size
+        bias = config.add_bias_linear or config.add_qkv_bias
+        compressed = self.query_rank + settings.kv_lora_rank + settings.qk_pos_emb_head_dim
+        self.linear_qkv = WholeLinear(config.hidden_size, compressed, config, bias)
+        self.kv_layernorm = self._norm(norm, settings.kv_lora_rank)
+        self.q_layernorm = self._norm(norm, settings.q_lora_rank) if settings.q_lora_rank else None
+        query_sizes, kv_sizes = [settings.qk_head_dim, settings.qk_pos_emb_head_dim], [settings.qk_head_dim, settings.v_head_dim]
+        self.query_up = torch.nn.ModuleList(self._up(settings.q_lora_rank, query_sizes) if settings.q_lora_rank else [])
+        self.kv_up = torch.nn.ModuleList(self._up(settings.kv_lora_rank, kv_sizes))
+        self.core_attention = build_module(
+            core_attention,
+            config=config,
+            layer_number=layer_number,
+            attn_mask_type=AttnMaskType.causal,
+            attention_type="self",
+        )
+        self.linear_proj = RowParallelLinear(
+            settings.num_attention_heads * settings.v_head_dim,
+            config.hidden_size,
+            config=config,
+            init_method=config.output_layer_init_method,
+            bias=config.add_bias_linear,
+            input_is_parallel=True,
+            skip_bias_add=True,
+        )
+
+    def _norm(self, norm: ModuleSpec, size: int) -> Any:
+        if not self.settings.query_key_norms:
+            return torch.nn.Identity()
+        return build_module(norm, hidden_size=size, config=self.config)
+
+    def _up(self, rank: int, sizes: list[int]) -> list[Any]:
+        """One product for both parts, or one for each (`--mla-mm-split`)."""
+        widths = sizes if self.settings.mla_mm_split else [sum(sizes)]
+        return [
+            ColumnParallelLinear(
+                rank,
+                self.settings.num_attention_heads * width,
+                config=self.config,
+                init_method=self.config.init_method,
+                gather_output=False,
+                bias=self.config.add_bias_linear or self.config.add_qkv_bias,
+                skip_bias_add=False,
+            )
+            for width in widths
+        ]
+
+    def forward(
+        self, hidden_states: Any, attention_mask: Any, rotary_pos_emb: Any = None, **_: Any
+    ) -> tuple[Any, Any]:
+        settings = self.settings
+        batch = hidden_states.shape[1]
+        length = hidden_states.shape[0] * (settings.tensor_model_parallel_size if settings.sequence_parallel else 1)
+        query, key, value = self._projections(hidden_states, length, batch, rotary_pos_emb)
+        padded = self.head_size != settings.v_head_dim and not settings.mla_fa_without_pad
+        if padded:
+            query, key, value = self._padded(query, key, value)
+        output = self.core_attention(query, key, value, attention_mask, attn_mask_type=AttnMaskType.causal)
+        if not settings.mla_fa_without_pad:
+            output = output.view(length, batch, self.heads, -1)[:, :, :, : settings.v_head_dim]
+            output = output.reshape(length, batch, self.heads * settings.v_head_dim)
+        return self.linear_proj(output)  # type: ignore[no-any-return]
+
+    def _projections(self, hidden_states: Any, length: int, batch: int, rotary_pos_emb: Any) -> tuple[Any, Any, Any]:
+        settings = self.settings
+        together = self.linear_qkv(hidden_states)
+        sizes = [self.query_rank, settings.kv_lora_rank, settings.qk_pos_emb_head_dim]
+        query, compressed, key_positions = torch.split(together, sizes, dim=-1)
+        heads = (length, batch, self.heads)
+        parts = [settings.qk_head_dim, settings.qk_pos_emb_head_dim]
+        if self.q_layernorm is None:
+            plain_query, query_positions = torch.split(query.view(*heads, -1), parts, dim=-1)
+        else:
+            plain_query, query_positions = self._raised(self.query_up, self.q_layernorm(query), heads, parts)
+        if settings.sequence_parallel:
+            key_positions = gather_from_sequence_parallel_region(key_positions)
+        key_positions = key_positions.view(length, batch, 1, settings.qk_pos_emb_head_dim)
+        parts = [settings.qk_head_dim, settings.v_head_dim]
+        plain_key, value = self._raised(self.kv_up, self.kv_layernorm(compressed), heads, parts)
+        if rotary_pos_emb is not None:
+            query_positions, key_positions = (self._rotated(x, rotary_pos_emb) for x in (query_positions, key_positions))
+        key_positions = key_positions.expand(*key_positions.shape[:2], self.heads, key_positions.shape[3])
+        query = torch.cat([plain_query, query_positions], dim=-1)
+        return query, torch.cat([plain_key, key_positions], dim=-1), value
+
+    def _raised(self, products: Any, x: Any, heads: tuple[int, int, int], parts: list[int]) -> tuple[Any, Any]:
+        outputs = [product(x)[0] for product in products]
+        if len(outputs) == 1:
+            first, second = torch.split(outputs[0].view(*heads, -1), parts, dim=-1)
+            return first, second
+        return outputs[0].view(*heads, -1), outputs[1].view(*heads, -1)
+
+    def _rotated(self, x: Any, rotary_pos_emb: Any) -> Any:
+        if self.settings.rope_scaling_type == "yarn":
+            *shape, size = x.shape
+            x = x.view(*shape, size // 2, 2).transpose(4, 3).reshape(*shape, size)
+        # The function that `layers.install` puts there.
+        return megatron_attention.apply_rotary_pos_emb(x, rotary_pos_emb, config=self.config)
+
+    def _padded(self, query: Any, key: Any, value: Any) -> tuple[Any, Any, Any]:
+        """The operator takes heads of one size; its padding is cut off again afterwards."""
+        settings = self.settings
+        if settings.shape_order == "BNSD":
+            return query, key, F.pad(value, [0, self.head_size - settings.v_head_dim])
+        widest = max(self.head_size, settings.v_head_dim)
+        width = math.ceil(widest / settings.padded_base_length) * settings.padded_base_length
+        query, key = (F.pad(x, [0, width - self.head_size]) for x in (query, key))
+        return query, key, F.pad(value, [0, width - settings.v_head_dim])

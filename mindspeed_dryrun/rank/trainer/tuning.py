@@ -1,0 +1,84 @@
+"""Fine-tuning: the batches of MindSpeed-LLM's instruction data sets, and its loss (tasks/posttrain/sft/sft_trainer.py).
+
+Every sample has the full sequence length, the longest that the job can meet.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from megatron.core import parallel_state
+
+from mindspeed_dryrun.megatron.settings import Settings
+from mindspeed_dryrun.rank.trainer import context_parallel
+
+IGNORED = -100
+"""The label of a token that is no answer."""
+
+
+class TuningData:
+    """Microbatches of this stage. All stages get the mask, which is as wide as the sequence is long."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.part = context_parallel.sequence_slicer(settings)
+
+    def __next__(self) -> dict[str, Any]:
+        settings = self.settings
+        ends = parallel_state.is_pipeline_first_stage() or parallel_state.is_pipeline_last_stage()
+        data: dict[str, Any] = dict.fromkeys(("tokens", "labels", "loss_mask", "position_ids", "attention_mask"))
+        if not ends and settings.any_length and settings.pipeline_model_parallel_size > 2:
+            data["tokens"], rows = (self._zeros() for _ in range(2))
+            data["attention_mask"] = attention_mask(rows)
+            return data
+        names = ["input_ids", "attention_mask", "labels"] + ["position_ids"] * settings.reset_position_ids
+        batch = self._broadcast(names)
+        if not settings.reset_position_ids:
+            data["attention_mask"] = attention_mask(batch["attention_mask"])
+        if ends:
+            data["tokens"], data["labels"] = batch["input_ids"], batch["labels"]
+            data["loss_mask"] = torch.where(batch["labels"] == IGNORED, 0, 1)
+            data["position_ids"] = batch.get("position_ids")
+        return {name: self._own_part(name, value) for name, value in data.items()}
+
+    def _zeros(self) -> Any:
+        shape = (self.settings.micro_batch_size, self.settings.seq_length)
+        return torch.zeros(shape, dtype=torch.int64, device="npu")
+
+    def _broadcast(self, names: list[str]) -> dict[str, Any]:
+        """What a tensor group sends itself: one tensor, and its parts as views (Megatron's `broadcast_data`)."""
+        together = torch.cat([self._zeros().view(-1) for _ in names], dim=0)
+        shape = (self.settings.micro_batch_size, self.settings.seq_length)
+        length = shape[0] * shape[1]
+        return {name: together.narrow(0, index * length, length).view(shape) for index, name in enumerate(names)}
+
+    def _own_part(self, name: str, value: Any) -> Any:
+        """This rank's part of the sequence, of what has one."""
+        if self.settings.context_parallel_size == 1 or value is None or name in ("attention_mask", "position_ids"):
+            return value
+        return self.part(value.transpose(0, 1)).transpose(0, 1).contiguous()
+
+
+def attention_mask(rows: Any) -> Any:
+    """Of [batch, sequence] ones where there are tokens: what each token may not look at."""
+    batch, length = rows.size()
+    mask = torch.ones((batch, length, length), device=rows.device, dtype=torch.bool).tril_().view(batch, 1, length, length)
+    mask = mask.masked_fill_(rows.bool().bitwise_not_().view(-1, 1, 1, length), value=0)
+    mask.bitwise_not_()
+    return mask
+
+
+def loss(settings: Settings, loss_mask: Any, output: Any) -> tuple[Any, dict[str, Any]]:
+    """The mean over the tokens of the answers."""
+    losses = output.float()
+    loss_mask = loss_mask[..., 1:].view(-1).float()
+    if settings.context_parallel_size > 1:
+        sums = torch.cat([torch.sum(losses.view(-1) * loss_mask).view(1), loss_mask.sum().view(1)])
+        torch.distributed.all_reduce(sums, group=parallel_state.get_context_parallel_group())
+        mean = sums[0] / sums[1]
+    else:
+        mean = torch.sum(losses.view(-1) * loss_mask) / loss_mask.sum()
+    averaged = torch.cat([mean.clone().detach().view(1)])
+    torch.distributed.all_reduce(averaged, group=parallel_state.get_data_parallel_group())
+    return mean, {"lm loss": averaged[0]}

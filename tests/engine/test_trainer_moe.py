@@ -1,0 +1,108 @@
+"""Mixtures of experts in the embedded trainer: to the megabyte what MindSpeed-LLM 2.2.0 counts in a dry run.
+
+The figures are those of MindSpeed-LLM's own trainer with the same arguments; `benchmarks/moe_accuracy.py` makes them, with
+more cases.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from mindspeed_dryrun.launch.job import understand
+from mindspeed_dryrun.launch.msrun_call import read_msrun_call
+from mindspeed_dryrun.launch.run import Execution, dry_run_job, read_job
+from mindspeed_dryrun.megatron.arguments import override_args
+from mindspeed_dryrun.record.run_spec import RunSpec
+
+pytestmark = pytest.mark.engine
+EXAMPLE = Path(__file__).parents[2] / "examples" / "pretrain_qwen3_30b_a3b_4k_ms.sh"
+
+DENSE = (  # noqa: SIM905
+    "--use-mcore-models --num-layers 4 --hidden-size 1024 --ffn-hidden-size 2816 --num-attention-heads 16 "
+    "--group-query-attention --num-query-groups 4 --seq-length 2048 --max-position-embeddings 2048 --micro-batch-size 1 "
+    "--global-batch-size 16 --disable-bias-linear --swiglu --use-fused-swiglu --normalization RMSNorm --use-fused-rmsnorm "
+    "--use-flash-attn --position-embedding-type rope --use-fused-rotary-pos-emb --use-rotary-position-embeddings "
+    "--padded-vocab-size 32000 --untie-embeddings-and-output-weights --make-vocab-size-divisible-by 1 --attention-dropout 0.0 "
+    "--hidden-dropout 0.0 --bf16 --no-gradient-accumulation-fusion --no-masked-softmax-fusion --train-iters 2000"
+).split()
+MOE = DENSE + (  # noqa: SIM905
+    "--num-experts 16 --moe-router-topk 4 --moe-ffn-hidden-size 704 --moe-router-load-balancing-type aux_loss "
+    "--moe-aux-loss-coeff 0.001 --moe-permutation-async-comm --sequence-parallel --use-distributed-optimizer "
+    "--moe-grouped-gemm --moe-token-dispatcher-type alltoall_seq --expert-model-parallel-size 2"
+).split()
+
+
+def used_peak(
+    out: Path, more: str, world_size: int, rank: int = 0, base: Sequence[str] = MOE, without: str = ""
+) -> int | None:
+    """One rank of the small job, launched as a user would."""
+    argv = ["--worker_num", str(world_size), "--local_worker_num", str(world_size), "pretrain_gpt.py"]
+    args = [word for word in override_args(base, more.split()) if word != without]
+    job = understand(read_msrun_call([*argv, *args], str(out)), "script.sh")
+    report = dry_run_job(job, out / "record", RunSpec(ranks=str(rank), trainer="embedded"), Execution(jobs=1))
+    (result,) = report.ranks
+    assert result.status == "ok", result.error
+    return result.used_peak_mb
+
+
+@pytest.mark.parametrize(
+    ("more", "world_size", "used_peak_mb"),
+    [
+        pytest.param("--expert-model-parallel-size 4", 4, 1993, id="EP 4"),
+        pytest.param("--expert-model-parallel-size 1", 2, 3201, id="no EP"),
+        pytest.param("--tensor-model-parallel-size 2", 4, 1444, id="TP 2"),
+        pytest.param("--moe-token-dispatcher-type alltoall", 2, 2805, id="alltoall"),
+        pytest.param("--moe-token-dispatcher-type allgather", 2, 2813, id="allgather"),
+        pytest.param("--n-shared-experts 2", 2, 3069, id="shared experts"),
+        pytest.param(
+            "--n-shared-experts 2 --shared-expert-gate --spec mindspeed_llm.tasks.models.spec.qwen2_moe_spec layer_spec",
+            2, 3085, id="shared experts with a gate",
+        ),
+        pytest.param("--first-k-dense-replace 1 --moe-layer-freq 1", 2, 2579, id="first layer dense"),
+        pytest.param(
+            "--moe-router-score-function sigmoid --moe-router-enable-expert-bias --moe-router-num-groups 4 "
+            "--moe-router-group-topk 2 --moe-router-load-balancing-type none --moe-router-topk-scaling-factor 2.5 --seq-aux "
+            "--moe-router-dtype fp32",
+            2, 2866, id="sigmoid scores in groups",
+        ),
+    ],
+)  # fmt: skip
+def test_experts_are_counted_as_mindspeed_llm_counts_them(
+    tmp_path: Path, more: str, world_size: int, used_peak_mb: int
+) -> None:
+    assert used_peak(tmp_path, more, world_size) == used_peak_mb
+
+
+def test_experts_one_by_one(tmp_path: Path) -> None:
+    assert used_peak(tmp_path, "", 2, without="--moe-grouped-gemm") == 2761
+
+
+TUNE = "--stage sft --is-instruction-dataset --finetune --variable-seq-lengths"
+
+
+@pytest.mark.parametrize(
+    ("more", "world_size", "rank", "used_peak_mb"),
+    [
+        pytest.param("--pipeline-model-parallel-size 2", 2, 1, 1465, id="last stage"),
+        pytest.param(
+            "--pipeline-model-parallel-size 4 --tensor-model-parallel-size 2 --sequence-parallel", 8, 4, 188, id="middle stage"
+        ),
+        pytest.param(
+            "--micro-batch-size 2 --use-distributed-optimizer --recompute-granularity full --recompute-method uniform "
+            "--recompute-num-layers 1",
+            2, 0, 2072, id="recomputed",
+        ),
+    ],
+)  # fmt: skip
+def test_full_fine_tuning(tmp_path: Path, more: str, world_size: int, rank: int, used_peak_mb: int) -> None:
+    assert used_peak(tmp_path, f"{TUNE} {more}", world_size, rank, base=DENSE) == used_peak_mb
+
+
+def test_qwen3_30b_a3b_from_the_example(tmp_path: Path) -> None:
+    """16 cards, EP 4, PP 4: every class of ranks."""
+    spec = RunSpec(trainer="embedded")
+    report = dry_run_job(read_job(EXAMPLE, spec), tmp_path / "record", spec, Execution(jobs=1))
+    assert {rank.rank: rank.used_peak_mb for rank in report.ranks} == {0: 37527, 4: 34678, 8: 34484, 12: 39607}
