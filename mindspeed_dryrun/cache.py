@@ -92,7 +92,18 @@ def _refuse_if_writable(*paths: Path) -> None:
         if writable or found.st_uid not in (os.getuid(), 0):
             raise DryRunError(
                 f"{path} can be written by other users, and its libraries would be loaded into your processes. "
-                f"Mend it (chmod -R go-w {cache_root()}) or name another folder: export {VARIABLE}=DIR"
+                f"Fix it (chmod -R go-w {cache_root()}) or name another folder: export {VARIABLE}=DIR"
+            )
+
+
+def refuse_writable(folder: Path) -> None:
+    """A folder that the user has named: its owner is the user's choice, but nobody else may be able to write in it."""
+    for path in (folder, *folder.rglob("*")):
+        mode = path.lstat().st_mode
+        if not stat.S_ISLNK(mode) and mode & (stat.S_IWGRP | stat.S_IWOTH):
+            raise DryRunError(
+                f"{path} can be written by other users, and its modules would be loaded into your processes. "
+                f"Take it from them: chmod -R go-w {folder}"
             )
 
 

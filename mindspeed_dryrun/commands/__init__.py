@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
+import signal
 import sys
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 
 from mindspeed_dryrun import __version__
-from mindspeed_dryrun.errors import DryRunError
+from mindspeed_dryrun.errors import DryRunError, Interrupted, UsageError, did_you_mean, received
+from mindspeed_dryrun.terminal import plain, protect_streams
 
 # verb → one line of help. Each module has `add_arguments(parser)` and `run(args) -> exit status`, and its docstring
 # is the verb's long help. Modules are imported only when their verb is used: `--version` must not load rich or yaml.
@@ -33,6 +37,10 @@ VERBS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one verb. 0 all fits · 3 something does not fit · 1 a rank failed · 2 wrong use."""
     words = list(sys.argv[1:] if argv is None else argv)
+    return status_of(lambda: _run_verb(words))
+
+
+def _run_verb(words: list[str]) -> int:
     # argparse cannot hold apart what a script gets and what its trainer gets: `launch SCRIPT [ARG…] [-- TRAINER ARGS…]`
     dashes = words.index("--") if "--" in words else len(words)
     words, after_dashes = words[:dashes], words[dashes + 1 :]
@@ -45,6 +53,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--version", action="version", version=f"mindspeed-dryrun {__version__}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     wanted = next((word for word in words if not word.startswith("-")), None)
+    if wanted is not None and wanted not in VERBS:
+        raise UsageError(f"There is no verb {wanted}{did_you_mean(wanted, VERBS)}. `mindspeed-dryrun --help` lists them.")
+    options: list[str] = []
     for verb, summary in VERBS.items():
         if verb == wanted:
             module = importlib.import_module(f"mindspeed_dryrun.commands.{verb}")
@@ -53,22 +64,61 @@ def main(argv: Sequence[str] | None = None) -> int:
             )
             module.add_arguments(sub)
             sub.set_defaults(run=module.run)
+            options = [name for action in sub._actions for name in action.option_strings]
         else:
             verbs.add_parser(verb, help=summary, add_help=False)
-    args = parser.parse_args(words, argparse.Namespace(after_dashes=after_dashes))
-    try:
-        return status_of(lambda: int(args.run(args)))
-    except BrokenPipeError:
-        return 0
+    args, unknown = parser.parse_known_args(words, argparse.Namespace(after_dashes=after_dashes))
+    if unknown:
+        raise UsageError(_unknown(wanted or "", unknown[0].partition("=")[0], options))
+    return int(args.run(args))
+
+
+def _unknown(verb: str, word: str, options: Sequence[str]) -> str:
+    """What to say about a word that the verb does not take."""
+    from mindspeed_dryrun.megatron.flags import FLAGS
+
+    if verb == "launch" and word in FLAGS:
+        return f"{word} is the trainer's: put it after `--`, as in `launch SCRIPT -- {word} …`."
+    what = "no option" if word.startswith("-") else "no place for"
+    return f"{verb} has {what} {word}{did_you_mean(word, options)}. `mindspeed-dryrun {verb} --help` lists its options."
 
 
 def status_of(run: Callable[[], int]) -> int:
     """What a person can cause or ask for ends in a sentence and an exit status, not in a traceback."""
+    protect_streams()
     try:
-        return run()
+        with _ending_on_signals():
+            status = run()
+            sys.stdout.flush()  # here, where a full disk is still a sentence
+        return status
     except DryRunError as error:
-        print(f"mindspeed-dryrun: {error}", file=sys.stderr)
+        print(f"mindspeed-dryrun: {plain(str(error))}", file=sys.stderr)
         return error.exit_status
     except KeyboardInterrupt as stop:
-        print(f"mindspeed-dryrun: {stop if str(stop) else 'interrupted'}", file=sys.stderr)
+        print(f"mindspeed-dryrun: {stop if str(stop) else 'Interrupted.'}", file=sys.stderr)
         return int(getattr(stop, "exit_status", 130))
+
+
+@contextlib.contextmanager
+def _ending_on_signals() -> Iterator[None]:
+    """SIGTERM and SIGHUP unwind as Ctrl-C does: temporary folders go, processes end. What is ignored (nohup) stays so."""
+
+    def unwind(number: int, frame: object) -> None:
+        for again in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(again, signal.SIG_IGN)  # the tidying up is not interrupted
+        received.append(number)
+        raise Interrupted(number)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    for number, handler in before.items():
+        if handler is signal.SIG_DFL:
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else unwind)
+    try:
+        yield
+    finally:
+        received.clear()
+        for number, handler in before.items():
+            signal.signal(number, handler)

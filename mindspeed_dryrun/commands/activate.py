@@ -2,7 +2,7 @@
 
     eval "$(mindspeed-dryrun activate)"
     bash my_training_script.sh            # unmodified
-    eval "$(mindspeed-dryrun deactivate)"
+    dryrun_off                            # the shell is as it was
 
 Options after `--` are those of `launch`, for every dry run of this shell: activate -- --budget 58G --jobs 2
 """
@@ -39,10 +39,17 @@ def run(args: argparse.Namespace) -> int:
     engine = choose_engine(wanted.level)
     settings = activation.settings_of(options, _compiled(args.patches), sys.executable)
     changes = activation.activated(base, engine.environment(base), settings)
-    print("\n".join(activation.activate_commands(changes, base)))
+    write_commands(activation.activate_commands(changes, base))
     if sys.stdout.isatty():
         print('mindspeed-dryrun: nothing is activated yet. Run: eval "$(mindspeed-dryrun activate)"', file=sys.stderr)
     return 0
+
+
+def write_commands(lines: list[str]) -> None:
+    """As bytes: values are the environment's, whatever the terminal's encoding is."""
+    sys.stdout.flush()
+    sys.stdout.buffer.write(os.fsencode("\n".join(lines) + "\n"))
+    sys.stdout.buffer.flush()
 
 
 def _compiled(files: list[Path]) -> Path:

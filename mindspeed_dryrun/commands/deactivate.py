@@ -1,4 +1,4 @@
-"""Prints shell commands that undo `activate`: eval "$(mindspeed-dryrun deactivate)"
+"""Prints shell commands that undo `activate`: eval "$(mindspeed-dryrun deactivate)", or `dryrun_off` for short.
 
 Every variable is what it was before: its value, or unset.
 """
@@ -9,6 +9,7 @@ import argparse
 import os
 import sys
 
+from mindspeed_dryrun.commands.activate import write_commands
 from mindspeed_dryrun.launch import shell_activation as activation
 
 
@@ -21,5 +22,5 @@ def run(args: argparse.Namespace) -> int:
     if not activation.is_activated(os.environ):
         print("mindspeed-dryrun: this shell is not activated.", file=sys.stderr)
         return 0
-    print("\n".join(activation.deactivate_commands(os.environ)))
+    write_commands(activation.deactivate_commands(os.environ))
     return 0

@@ -5,7 +5,8 @@ a file itself. The blocks alive at the peak are told apart: weights, gradients, 
 and by operator, communication, temporary, workspace. A trace_view.json of MindSpore's profiler beside it, or given
 itself, is shown as a table of operator times.
 
-`--try` dry-runs every proposed change and shows the measured figure beside the computed one.
+`--try` dry-runs every proposed change and shows the measured figure beside the computed one. It runs what the record names,
+so it asks first; `--yes` answers.
 """
 
 from __future__ import annotations
@@ -38,11 +39,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rank", type=int, metavar="N", help="default: the worst rank")
     parser.add_argument("--format", choices=("table", "json"), default="table")
     parser.add_argument("--try", dest="try_levers", action="store_true", help="dry-run the proposed changes")
+    parser.add_argument("--yes", action="store_true", help="with --try: run the program that the record names without asking")
 
 
 def show_explanation(record: Path) -> None:
     """What `explain RECORD` prints."""
-    run(argparse.Namespace(path=record, rank=None, format="table", try_levers=False))
+    run(argparse.Namespace(path=record, rank=None, format="table", try_levers=False, yes=False))
 
 
 def run(args: argparse.Namespace) -> int:
@@ -106,6 +108,7 @@ def _advise(args: argparse.Namespace, report: Report | None, found: Explanation)
     levers = advice.levers(report, job, found)
     tried: dict[str, Report | str] | None = None
     if args.try_levers and job is not None:
+        _agree(job_file, args.yes)
         tried = {}
         for lever in levers:
             print(f"trying {lever.name}", file=sys.stderr)
@@ -114,6 +117,20 @@ def _advise(args: argparse.Namespace, report: Report | None, found: Explanation)
     text = advice_view.render(levers, found.peak_bytes // 2**20, stage, tried)
     if text:
         print("\n" + text, end="")
+
+
+def _agree(job_file: JobFile, yes: bool) -> None:
+    """A record may come from anybody, and names a program, its environment and patches: the user must want to run them."""
+    if yes:
+        return
+    own = Path(job_file.details.cwd, job_file.details.program)
+    program = "the embedded trainer" if job_file.job.trainer == "embedded" else own
+    question = f"--try runs what this record names ({program}), with its environment and patches."
+    if not sys.stdin.isatty():
+        raise UsageError(f"{question} Add --yes if the record is yours or you trust it.")
+    print(f"{question} Go on? [y/N] ", end="", file=sys.stderr, flush=True)
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise UsageError("Nothing was run.")
 
 
 def _try(record: Path, job_file: JobFile, job: Job, lever: advice.Lever) -> Report | str:

@@ -182,13 +182,13 @@ def _print_report(report: Report, out: Path, args: argparse.Namespace) -> None:
     from mindspeed_dryrun import report as views
     from mindspeed_dryrun.advise.report_page import write_page
 
-    write_page(out)
     if args.json:
         print(json.dumps(report.to_json(), indent=2, ensure_ascii=False))
-        return
-    print(views.render(report, "table"))
-    print(f"record: {out}")
-    if args.explain:
+    else:
+        print(views.render(report, "table"))
+        print(f"record: {out}")
+    write_page(out)  # last: on a full disk the figures have been shown
+    if args.explain and not args.json:
         from mindspeed_dryrun.commands.explain import show_explanation
 
         show_explanation(out)

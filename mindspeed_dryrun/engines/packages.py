@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from mindspeed_dryrun.cache import cache_root, make_once
+from mindspeed_dryrun.cache import cache_root, make_once, refuse_writable
 from mindspeed_dryrun.errors import DryRunError
 
 # Pinned exactly: the patches and the embedded trainer are known on these.
@@ -27,6 +27,7 @@ def engine_path() -> list[str]:
     folder = packages_folder()
     if not (folder / "msa_thirdparty").is_dir():
         raise DryRunError(f"The engine packages ({', '.join(PINS)}) are not installed. Run: mindspeed-dryrun setup")
+    refuse_writable(folder)
     return [str(folder / "msa_thirdparty"), str(folder)]
 
 

@@ -2,7 +2,7 @@
 
 import sys
 
-from mindspeed_dryrun.commands import main
+from mindspeed_dryrun.__main__ import main
 
 if __name__ == "__main__":
     sys.exit(main(["launch", *sys.argv[1:]]))

@@ -30,7 +30,7 @@ def dry_args(job: Job, args: Sequence[str]) -> tuple[tuple[str, ...], list[str]]
     if not job.is_megatron:
         return absolute_paths(args, job.cwd), []
     vocabulary, notes = padded_vocabulary(job)
-    notes = [*checkpoint_notes(job), *_missing(job), *notes]
+    notes = [*notes, *checkpoint_notes(job), *_missing(job)]  # what decides figures comes first
     gone = with_tag("input", "tokenizer", "output")
     result = override_args(
         without(args, gone), ["--mock-data", "--num-workers", "0", "--padded-vocab-size", str(vocabulary)]
@@ -89,12 +89,14 @@ def _tokens(job: Job) -> int | None:
 
 
 def _missing(job: Job) -> list[str]:
-    notes, values = [], job.arguments.values
+    notes, missing, values = [], [], job.arguments.values
     for what, names in _NAMED_INPUTS:
         named = [" ".join(values[name]) for name in names if values.get(name)]
         absent = [word for word in named if not _there(job, word)]
         if absent:
-            notes.append(f"the {what} '{absent[0]}' is not here, and a dry run does not need it")
+            missing.append(f"the {what} '{absent[0]}'")
+    if missing:
+        notes.append(f"not here, and not needed for a dry run: {', '.join(missing)}")
     if job.arguments.has("--variable-seq-lengths"):
         notes.append(f"every sample is counted with the full --seq-length {job.seq_length} (--variable-seq-lengths)")
     return notes

@@ -24,6 +24,7 @@ A file:
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from typing import Any
 from mindspeed_dryrun.errors import UsageError
 from mindspeed_dryrun.rank import installed
 from mindspeed_dryrun.rank.patch_calls import Called
+from mindspeed_dryrun.rank.patcher import drift
 
 ACTIONS = ("return", "set", "skip", "return_argument", "handler", "hide")
 TRAINERS = ("script", "embedded")
@@ -86,6 +88,21 @@ def state(patch: dict[str, Any]) -> str:
         return "target missing"
     known = patch["versions"]
     return "applies" if not known or installed.version(package) in known else "applies, version not known"
+
+
+def first_drift(patches: Iterable[dict[str, Any]], trainer: str, folders: Sequence[str]) -> str | None:
+    """The first patch of this trainer whose target is gone from what a rank with these folders on its path would import."""
+    before = list(sys.path)
+    sys.path[:0] = folders
+    installed.version.cache_clear()
+    try:
+        for patch in patches:
+            if trainer in patch["trainers"] and (gone := drift(patch)):
+                return str(gone)
+    finally:
+        sys.path[:] = before
+        installed.version.cache_clear()
+    return None
 
 
 def state_in(patch: dict[str, Any], release: str) -> str:

@@ -83,7 +83,8 @@ class Plan:
     @property
     def problem(self) -> str | None:
         """Why it cannot be run here."""
-        return self.trainer.problem
+        folders = [*self.trainer.path, *filter(None, self.job.env.get("PYTHONPATH", "").split(os.pathsep))]
+        return self.trainer.problem or catalogue.first_drift(self.patches, self.trainer.kind, folders)
 
     @property
     def environment(self) -> dict[str, str]:

@@ -1,13 +1,13 @@
 """Runs a user's script, as it is, up to the `msrun` or `torchrun` it calls, and reads the call.
 
 bash does the expanding: the script runs in the user's working directory with our launchers first on PATH. It is run to
-learn its call and not for its effects: programs that write, delete, copy, stop or connect are stood in for (`_QUIET`),
-redirections into files go to /dev/null (`shim/capture.bash`), and where the kernel has Landlock nothing outside a
-temporary folder can be written at all (`readonly.py`).
+learn its call and not for its effects: programs that write, delete, copy, stop or connect are stood in for (`stand_ins.py`),
+redirections into files go to /dev/null (`shim/capture.bash`, `script_text.py`), and where the kernel has Landlock nothing
+outside a temporary folder can be written at all (`rank/confinement.py`).
 
-`--set` changes a temporary copy. The copy is sourced by a bash whose `$0` is the script, so that `$0`, `$1`, `dirname "$0"` and
-the working directory are the script's own; BASH_SOURCE, which bash would set to the copy, is renamed in the copy to a
-variable that holds the script's path.
+`--set` and redirected blocks change a temporary copy. The copy is sourced by a bash whose `$0` is the script, so that `$0`,
+`$1`, `dirname "$0"` and the working directory are the script's own; BASH_SOURCE, which bash would set to the copy, is renamed
+in the copy to a variable that holds the script's path.
 """
 
 from __future__ import annotations
@@ -15,68 +15,33 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import select
 import shlex
 import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mindspeed_dryrun.errors import UsageError
+from mindspeed_dryrun.errors import UsageError, check_interrupted
+from mindspeed_dryrun.launch import script_text
 from mindspeed_dryrun.launch.captured_call import CapturedCall
-from mindspeed_dryrun.launch.landlock import write_only_below
-from mindspeed_dryrun.launch.read_call import LAUNCHERS, read_call
+from mindspeed_dryrun.launch.read_call import read_call
+from mindspeed_dryrun.launch.stand_ins import REMOTE, SHIM, write_programs
 from mindspeed_dryrun.rank import activation as config
+from mindspeed_dryrun.rank import confinement, guard
+from mindspeed_dryrun.rank.confinement import kernel_confines
 
 TIME_LIMIT_S = 60.0
-_SHIM = Path(__file__).parent / "shim"
-
-_QUIET = (
-    "mkdir", "rmdir", "rm", "mv", "cp", "ln", "touch", "chmod", "chown", "install", "truncate", "dd", "tar", "unzip", "gzip",
-    "wget", "curl", "pip", "pip3", "pkill", "killall", "kill", "sudo", "ssh", "scp", "rsync", "pdsh", "docker", "sleep", "ray",
-    "systemctl", "reboot",
-)  # fmt: skip
-_OTHER_LAUNCHERS = ["mpirun", "mpiexec", "deepspeed", "accelerate"]
-_REAL = 'PATH=${{PATH#"$__dryrun_bin:"}} exec {0} "$@"'
-_PROGRAMS = {
-    **dict.fromkeys(_QUIET, "exit 0"),
-    **{name: f'printf "%s\\n" {name} >> "$__dryrun_bin/../launchers"; exit 0' for name in _OTHER_LAUNCHERS},
-    "tee": "exec cat",
-    # following a log that will never come would never end
-    "tail": f"for word; do case $word in -f|-F|-[0-9]*f|--follow*) exit 0;; esac; done; {_REAL.format('tail')}",
-    "sed": f"for word; do case $word in -i*|-[nrEsz]*i*|--in-place*) exit 0;; esac; done; {_REAL.format('sed')}",
-}
-# Python itself runs (`$(python -c …)` computes values), but not the script's other steps (conversion, preprocessing).
-_PYTHON = """
-for word; do
-    case $word in
-    -m) case $* in
-        *mindspore.parallel.cluster.run*) while [ "$1" != -m ]; do shift; done; shift 2; exec msrun "$@";;
-        *torch.distributed.run*|*torch.distributed.launch*) while [ "$1" != -m ]; do shift; done; shift 2; exec torchrun "$@";;
-        *"-m pip "*) exit 0;; esac; break;;
-    -c) break;;
-    -*) ;;
-    *.py) printf "%s\\n" "{0} $word" >> "$__dryrun_bin/../skipped"; exit 0;;
-    *) break;;
-    esac
-done
-"""
-_OURS = ("BASH_ENV", "__dryrun_bin", "__dryrun_user_env", config.VARIABLE, "TMPDIR", "SHLVL", "_", "OLDPWD")
-
-
-@dataclass(frozen=True)
-class Assignment:
-    """`NAME=value` in a script: where the value starts and ends in its text."""
-
-    name: str
-    start: int
-    end: int
+_TICK_S = 0.2
+_LINGER_S = 5.0  # for what the script left running: `msrun … &`, and no wait
+# What the stand-ins note: other launchers, steps left out, what is not on this machine, and variables that were set.
+_LISTS = ("launchers", "skipped", "absent", "set")
+_OURS = ("BASH_ENV", config.VARIABLE, "TMPDIR", "SHLVL", "_", "OLDPWD")
+_OUR_PREFIX = "__dryrun_"
 
 
 def capture(
@@ -87,171 +52,65 @@ def capture(
 ) -> CapturedCall:
     """The one launcher call of a script, run with `env` exported. `UsageError` if it makes none, two, or fails before."""
     if not script.is_file():
-        raise UsageError(f"there is no script {script}.")
-    with tempfile.TemporaryDirectory(prefix="mindspeed-dryrun-") as name:
-        folder = Path(name)
+        raise UsageError(f"There is no script {script}.")
+    text, sets = script.read_bytes().decode("utf-8", "surrogateescape"), sets or {}
+    if "\r\n" in text:
+        raise UsageError(f"{script} has Windows line ends, which bash cannot run. Convert it: sed -i 's/\\r$//' {script}")
+    elsewhere = {name: value for name, value in sets.items() if name not in script_text.assigned_names(text)}
+    exported = dict(env or {}) | {name: value for name, value in elsewhere.items() if script_text.has_default(text, name)}
+    changed = script_text.quiet_blocks(script_text.set_variables(text, sets))
+    with _temporary_folder() as folder:
         command = ["bash", str(script), *script_args]
-        exported: dict[str, str] = dict(env or {})
-        if sets:
-            text = script.read_text(encoding="utf-8", errors="surrogateescape")
-            exported |= {name: value for name, value in sets.items() if defaults_in_environment(text, name)}
+        if changed != text:
             copy = folder / "script.sh"
-            copy.write_text(set_variables(text, sets, script), encoding="utf-8", errors="surrogateescape")
+            copy.write_text(script_text.for_a_copy(changed), encoding="utf-8", errors="surrogateescape")
             command = ["bash", "-c", f'__dryrun_source=("$0"); . {shlex.quote(str(copy))}', str(script), *script_args]
-        calls, status, output = _run(command, folder, _environment(folder, exported))
-        launchers, skipped = _lines(folder / "launchers"), _lines(folder / "skipped")
+        calls, status, output = _run(command, folder, _environment(folder, exported, elsewhere))
+        launchers, skipped, absent, found = (_lines(folder / name) for name in _LISTS)
+        calls = [_without_places(call, str(folder / "places")) for call in calls]
     if not calls:
         raise UsageError(_why_no_call(script, status, output, launchers))
     if len(calls) > 1:
-        raise UsageError(
-            f"{script} calls {calls[0]['program']} {len(calls)} times; a dry run takes one job: keep one call, "
-            "or split the script."
-        )
+        raise UsageError(f"{script} calls {calls[0]['program']} {len(calls)} times, and a dry run is of one job: keep one call.")
+    for name in elsewhere:
+        if name not in found and name not in exported:
+            raise script_text.not_assigned(text, name, script)
     call = read_call(calls[0]["program"], calls[0]["argv"], calls[0]["cwd"], _script_environment(calls[0]["env"]))
+    notes = list(call.notes)
+    if absent:
+        notes.append(f"not on this machine, and taken to be on that of the training: {', '.join(dict.fromkeys(absent))}")
     if skipped:
-        steps = ", ".join(dict.fromkeys(skipped))
-        call = replace(call, notes=(*call.notes, f"steps of the script around {call.launcher} were left out: {steps}"))
-    return call
+        notes.append(f"steps of the script around {call.launcher} were left out: {', '.join(dict.fromkeys(skipped))}")
+    return replace(call, notes=tuple(notes))
 
 
-def set_variables(text: str, sets: Mapping[str, str], script: Path | str) -> str:
-    """The script with every assignment of the named variables replaced, and BASH_SOURCE meaning the script."""
-    return re.sub(r"\bBASH_SOURCE\b", "__dryrun_source", assign_variables(text, sets, script))
+@contextlib.contextmanager
+def _temporary_folder() -> Iterator[Path]:
+    """A folder that goes with the `with`; a signal cannot come between its making and the promise to remove it."""
+    held = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
+    try:
+        folder = tempfile.TemporaryDirectory(prefix="mindspeed-dryrun-", ignore_cleanup_errors=True)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, held)
+    with folder as name:
+        yield Path(name)
 
 
-def assign_variables(text: str, sets: Mapping[str, str], script: Path | str) -> str:
-    """The script with every assignment of the named variables replaced; `UsageError` for one that it does not assign."""
-    found = list(assignments(text))
-    names = dict.fromkeys(item.name for item in found)
-    for name in sets:
-        if name not in names and not defaults_in_environment(text, name):
-            listed = ", ".join(names) or "none at all"
-            raise UsageError(f"{script} has no assignment {name}=… to set. It assigns: {listed}.")
-    for item in sorted(found, key=lambda item: item.start, reverse=True):
-        if item.name in sets:
-            text = text[: item.start] + shlex.quote(sets[item.name]) + text[item.end :]
-    return text
-
-
-def assignments(text: str) -> Iterator[Assignment]:
-    """The assignments of a script, in order: words `NAME=…` where bash expects a command (or after export, local, …)."""
-    position, expects_command, heredocs = 0, True, list[str]()
-    while position < len(text):
-        char = text[position]
-        if char == "\n":
-            position, expects_command = position + 1, True
-            while heredocs:
-                position = _after_heredoc(text, position, heredocs.pop(0))
-        elif char in " \t" or text.startswith("\\\n", position):
-            position += 2 if char == "\\" else 1
-        elif char == "#":
-            position = _line_end(text, position)
-        elif char in ";&|()":
-            position, expects_command = position + 1, True
-        elif text.startswith("<<", position) and not text.startswith("<<<", position):
-            start = position + (3 if text.startswith("<<-", position) else 2)
-            while text[start : start + 1] in (" ", "\t"):
-                start += 1
-            position = _word_end(text, start)
-            heredocs.append(re.sub(r"[\\'\"]", "", text[start:position]))
-        elif char in "<>":
-            position += 1
-        else:
-            end = _word_end(text, position)
-            word = text[position:end]
-            match = re.match(r"[A-Za-z_]\w*(?==)", word)
-            if expects_command and match:
-                yield Assignment(match[0], position + match.end() + 1, end)
-            elif expects_command and word not in _BEFORE_COMMANDS and not word.startswith("-"):
-                expects_command = False
-            position = max(end, position + 1)
-
-
-_BEFORE_COMMANDS = frozenset(
-    [
-        "if",
-        "then",
-        "else",
-        "elif",
-        "while",
-        "until",
-        "do",
-        "{",
-        "!",
-        "time",
-        "export",
-        "declare",
-        "typeset",
-        "local",
-        "readonly",
-    ]
-)
-
-
-def _word_end(text: str, position: int) -> int:
-    """Where the shell word at `position` ends: quotes, escapes and nested parentheses belong to it."""
-    closing: list[str] = []
-    previous = ""
-    while position < len(text):
-        char = text[position]
-        if closing and closing[-1] == "'":
-            if char == "'":
-                closing.pop()
-        elif char == "\\":
-            position += 1
-        elif (closing and closing[-1] == '"' and char == '"') or (closing and closing[-1] == "`" and char == "`"):
-            closing.pop()
-        elif char in '"`' or (char == "'" and not (closing and closing[-1] == '"')):
-            closing.append(char)
-        elif char in "({" and ((previous in "$<>=" and previous) or (closing and closing[-1] in ")}" and char == "(")):
-            closing.append(")" if char == "(" else "}")
-        elif closing and char == closing[-1]:
-            closing.pop()
-        elif not closing and char in " \t\n;&|()<>":
-            break
-        previous = char
-        position += 1
-    return min(position, len(text))
-
-
-def _line_end(text: str, position: int) -> int:
-    end = text.find("\n", position)
-    return len(text) if end < 0 else end
-
-
-def _after_heredoc(text: str, position: int, end_word: str) -> int:
-    while position < len(text):
-        end = _line_end(text, position)
-        line, position = text[position:end], min(end + 1, len(text))
-        if line.strip("\t") == end_word:
-            break
-    return position
-
-
-def defaults_in_environment(text: str, name: str) -> bool:
-    """`: "${TP:=8}"` assigns too, unless the environment has the variable."""
-    return re.search(r"\$\{" + re.escape(name) + r":?=", text) is not None
-
-
-def _environment(folder: Path, exported: Mapping[str, str]) -> dict[str, str]:
+def _environment(folder: Path, exported: Mapping[str, str], elsewhere: Mapping[str, str]) -> dict[str, str]:
+    """The script's environment. `elsewhere` are the variables to be set where a file that it sources assigns them."""
     programs = folder / "bin"
-    programs.mkdir()
-    for name, body in _PROGRAMS.items():
-        _write_program(programs / name, body)
-    ours = f"exec {shlex.quote(sys.executable)} -I -S {shlex.quote(str(_SHIM / 'launcher.py'))}"
-    for name in LAUNCHERS:
-        _write_program(programs / name, f'{ours} {name} "$@"')
-    for name in ("python", "python3"):
-        _write_program(programs / name, _PYTHON.format(name) + _REAL.format(name))
-    for name in ("launchers", "skipped", "calls"):
+    write_programs(programs)
+    for name in ("calls", *_LISTS):
         (folder / name).touch()
-    env = {**os.environ, **exported}
+    env = {**os.environ, **exported, **{f"__dryrun_set_{name}": value for name, value in elsewhere.items()}}
     env.update(
         {
             "PATH": f"{programs}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
             "__dryrun_bin": str(programs),
+            "__dryrun_places": str(folder / "places"),
+            "__dryrun_sets": " ".join(elsewhere),
             "__dryrun_user_env": os.environ.get("BASH_ENV", ""),
-            "BASH_ENV": str(_SHIM / "capture.bash"),
+            "BASH_ENV": str(SHIM / "capture.bash"),
             "TMPDIR": str(folder),
             config.VARIABLE: json.dumps({"mode": "capture", "file": str(folder / "calls"), "python": sys.executable}),
         }
@@ -259,54 +118,53 @@ def _environment(folder: Path, exported: Mapping[str, str]) -> dict[str, str]:
     return env
 
 
-def _write_program(path: Path, body: str) -> None:
-    path.write_text(f"#!/bin/sh\n{body}\n")
-    path.chmod(0o755)
+def _run(command: Sequence[str], folder: Path, env: Mapping[str, str]) -> tuple[list[dict[str, Any]], int | None, str]:
+    """Runs bash and all that it starts to the end, or to the time limit; (calls, exit status, output).
 
-
-def _run(command: Sequence[str], folder: Path, env: Mapping[str, str]) -> tuple[list[dict[str, Any]], int, str]:
-    """Runs bash and all that it starts to the end, or to the time limit; (calls, exit status, output)."""
-    lock = write_only_below(folder)
-    reader, writer = os.pipe()  # every process below holds the writing end: its closing says that all are gone
+    The guard ends the whole tree, and removes the folder, however this process ends.
+    """
+    if kernel_confines():
+        command = [sys.executable, "-I", "-S", confinement.__file__, str(folder), *command]
+    limits = f"{TIME_LIMIT_S}+{_LINGER_S}"
     log = folder / "output"
-    limit = time.monotonic() + TIME_LIMIT_S
-    status = -1
     with log.open("wb") as output:
         process = subprocess.Popen(
-            command,
+            [sys.executable, "-I", "-S", guard.__file__, limits, str(os.getpid()), str(folder), *command],
             env=dict(env),
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=output,
             start_new_session=True,
-            pass_fds=(writer,),
-            preexec_fn=lock,  # a few system calls, prepared before the fork
         )
-    os.close(writer)
-    try:
-        status = process.wait(TIME_LIMIT_S)
-        select.select([reader], [], [], max(0.0, min(5.0, limit - time.monotonic())))
-    except subprocess.TimeoutExpired:
-        pass
-    finally:
-        os.close(reader)
-        _end_group(process)
+    assert process.stdin and process.stdout
+    said, more = b"", b"..."
+    with process:
+        try:
+            while more:
+                check_interrupted()
+                if select.select([process.stdout], [], [], _TICK_S)[0]:
+                    more = os.read(process.stdout.fileno(), 1 << 16)
+                    said += more
+        finally:
+            process.stdin.close()  # the guard ends the tree
+            process.stdout.read()  # until it has
+    outcome = json.loads(said.splitlines()[-1]) if said else {}
     calls = [json.loads(line) for line in _lines(folder / "calls")]
+    status = outcome.get("exit_status") if outcome.get("ended") == "exit" else None
     return calls, status, log.read_text(encoding="utf-8", errors="replace")
 
 
-def _end_group(process: subprocess.Popen[bytes]) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-
-
-def _why_no_call(script: Path, status: int, output: str, launchers: Sequence[str]) -> str:
-    said = [line.strip() for line in output.splitlines() if line.strip()]
-    last = f" Its last words: {said[-1]}" if said else ""
+def _why_no_call(script: Path, status: int | None, output: str, launchers: Sequence[str]) -> str:
+    said = [line.strip() for line in output.splitlines() if line.strip() and "__dryrun" not in line]
+    last = f" It said last: {said[-1]}" if said else ""
+    if launchers and launchers[0] in REMOTE:
+        return (
+            f"{script} starts its workers on other machines with {launchers[0]}, and calls neither msrun nor torchrun. "
+            "Give the script that runs on one node."
+        )
     if launchers:
         return f"{script} starts its workers with {launchers[0]}, not with msrun or torchrun: this launcher is not known."
-    if status == -1:
+    if status is None:
         return f"{script} reached neither msrun nor torchrun within {TIME_LIMIT_S:.0f} s.{last}"
     if status != 0:
         return f"{script} failed before it called msrun or torchrun (exit status {status}).{last}"
@@ -315,7 +173,7 @@ def _why_no_call(script: Path, status: int, output: str, launchers: Sequence[str
 
 def _script_environment(env: Mapping[str, str]) -> dict[str, str]:
     """The environment the launcher would have had: the user's and the script's exports, without ours."""
-    result = {name: value for name, value in env.items() if name not in _OURS}
+    result = {name: value for name, value in env.items() if name not in _OURS and not name.startswith(_OUR_PREFIX)}
     programs = env.get("__dryrun_bin", "")
     folders = [part for part in env.get("PATH", "").split(os.pathsep) if part != programs]
     result["PATH"] = os.pathsep.join(folders)
@@ -323,6 +181,20 @@ def _script_environment(env: Mapping[str, str]) -> dict[str, str]:
         if name in os.environ:
             result[name] = os.environ[name]
     return result
+
+
+def _without_places(call: dict[str, Any], places: str) -> dict[str, Any]:
+    """The call with folders that are not here under their own names (see `cd` in capture.bash)."""
+
+    def own(text: str) -> str:
+        return text.replace(places, "")
+
+    return {
+        "program": call["program"],
+        "argv": [own(word) for word in call["argv"]],
+        "cwd": own(call["cwd"]) or "/",
+        "env": {name: value if name.startswith(_OUR_PREFIX) else own(value) for name, value in call["env"].items()},
+    }
 
 
 def _lines(path: Path) -> list[str]:

@@ -9,14 +9,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mindspeed_dryrun.rank.activation import VARIABLE
+from mindspeed_dryrun.rank.activation import SHIM, VARIABLE
 
 MARK = "(dryrun) "
 SITE = Path(__file__).parents[1] / "rank" / "site"
-SHIM = Path(__file__).parent / "shim"
-# Shell code shared by both verbs; the names are long so that they meet nobody's own.
+# The function that leaves: not `deactivate`, which is a virtual environment's. It needs no program and no PATH.
+LEAVE = "dryrun_off"
+# Shell code shared by both verbs; the name is long so that it meets nobody's own.
 _KEEP = "_mindspeed_dryrun_keep_"
-_PROMPT = "_mindspeed_dryrun_prompt"
 
 
 def before_activation(environ: Mapping[str, str]) -> dict[str, str]:
@@ -37,7 +37,7 @@ def activated(base: Mapping[str, str], engine: Mapping[str, str], settings: Mapp
     changes["PATH"] = _first(SHIM, engine.get("PATH", os.defpath))
     changes["PYTHONPATH"] = _first(SITE, engine.get("PYTHONPATH", ""))
     saved = {name: base.get(name) for name in sorted(changes)}
-    changes[VARIABLE] = json.dumps({"mode": "activate", **settings, "saved": saved})
+    changes[VARIABLE] = json.dumps({"mode": "activate", **settings, "saved": saved}, ensure_ascii=False)
     return changes
 
 
@@ -51,24 +51,34 @@ def activate_commands(changes: Mapping[str, str | None], base: Mapping[str, str]
     for name, value in sorted(changes.items()):
         lines.append(f"unset {name}" if value is None else f"export {name}={shlex.quote(value)}")
     if prompt:
-        lines.append(
-            f'if [ -n "${{PS1+x}}" ] && [ -z "${{{_PROMPT}+x}}" ]; then {_PROMPT}="$PS1"; PS1="{MARK}$PS1"; fi'
-        )
+        lines.append(f'case "${{PS1-{MARK}}}" in *"{MARK}"*) ;; *) PS1="{MARK}$PS1" ;; esac')
+    after = {**base, **{name: value for name, value in changes.items() if value is not None}}
+    lines.append(f"{LEAVE}() {{\n" + "\n".join(deactivate_commands(after)) + "\n}")
     return [*lines, "hash -r 2>/dev/null || :"]
 
 
 def deactivate_commands(environ: Mapping[str, str]) -> list[str]:
-    """Every variable as it was: the old value, unset, or a shell variable that is not exported."""
+    """Every variable as it was: the old value, unset, or a shell variable that is not exported.
+
+    A PATH that has changed since (a virtual environment was entered or left) only loses what is ours.
+    """
     lines = []
     for name, value in (_saved(environ) or {}).items():
+        if name == "PATH" and value is not None:
+            ours = shlex.quote(f"{SHIM}{os.pathsep}")
+            lines.append(
+                f'if [ "$PATH" = {shlex.quote(environ.get("PATH", ""))} ]; then PATH={shlex.quote(value)}; '
+                f'else case $PATH in *{ours}*) PATH=${{PATH%%{ours}*}}${{PATH#*{ours}}} ;; esac; fi; export PATH'
+            )
+            continue
         if value is not None:
             lines.append(f"export {name}={shlex.quote(value)}")
             continue
         keep = _KEEP + name
         lines.append(f'unset {name}; if [ -n "${{{keep}+x}}" ]; then {name}="${keep}"; unset {keep}; fi')
     lines.append(f"unset {VARIABLE}")
-    lines.append(f'if [ -n "${{{_PROMPT}+x}}" ]; then PS1="${_PROMPT}"; unset {_PROMPT}; fi')
-    return [*lines, "hash -r 2>/dev/null || :"]
+    lines.append(f'case "${{PS1-}}" in *"{MARK}"*) PS1="${{PS1%%"{MARK}"*}}${{PS1#*"{MARK}"}}" ;; esac')
+    return [*lines, f"unset -f {LEAVE} 2>/dev/null || :", "hash -r 2>/dev/null || :"]
 
 
 def is_activated(environ: Mapping[str, str]) -> bool:
@@ -87,7 +97,7 @@ def _saved(environ: Mapping[str, str]) -> dict[str, str | None] | None:
     return saved if isinstance(saved, dict) else {}
 
 
-def _first(folder: Path, rest: str) -> str:
+def _first(folder: Path | str, rest: str) -> str:
     return os.pathsep.join(part for part in (str(folder), rest) if part)
 
 

@@ -11,17 +11,24 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mindspeed_dryrun.engines.packages import engine_path
-from mindspeed_dryrun.errors import DryRunError
+from mindspeed_dryrun.errors import DryRunError, UsageError
 from mindspeed_dryrun.launch.job import Job
+from mindspeed_dryrun.launch.mock_inputs import dry_args
 from mindspeed_dryrun.launch.stack import PYTHON, missing_packages
 from mindspeed_dryrun.megatron import flags as embedded_flags
+from mindspeed_dryrun.megatron import settings
+from mindspeed_dryrun.rank.confinement import kernel_confines
 
 EMBEDDED = "mindspeed_dryrun.rank.trainer"
 CORE_MS = "MINDSPEED_CORE_MS_PATH"
 # Where MindSpeed-Core-MS's auto_convert.sh puts the projects, and what shows that one is there.
 _PROJECTS = {"MindSpeed": "mindspeed/__init__.py", "Megatron-LM": "megatron/training/__init__.py"}
 _ADAPTERS = ("MSAdapter", "msadapter")
-_PACKAGES = ("transformers", "peft")  # by every script; the others by some
+_PACKAGES = ("transformers", "peft")
+_NOT_CONFINED = (
+    "what its Python code writes outside the record is refused, what its libraries and other programs write is not, "
+    "because this kernel has no Landlock (Linux 5.13 and later)"
+)
 
 
 @dataclass(frozen=True)
@@ -69,7 +76,8 @@ def _script_trainer(job: Job) -> Trainer:
         )
     folder = program.parent
     if not job.is_megatron or not (folder / "mindspeed_llm").is_dir():
-        return Trainer("script", str(program), (str(folder),))
+        notes = () if kernel_confines() else (f"{program.name} is not Megatron's: {_NOT_CONFINED}",)
+        return Trainer("script", str(program), (str(folder),), notes=notes)
     path, missing = [str(folder)], []
     for project, sign in _PROJECTS.items():
         found = _find_project(job, folder, project, sign)
@@ -103,10 +111,19 @@ def _embedded(job: Job) -> Trainer:
     except DryRunError as error:
         path, problem = (), str(error)
     if job.is_megatron:
-        problem = embedded_flags.check(job.args).problem() or problem
+        problem = embedded_flags.check(job.args).problem() or _refused(job) or problem
     else:
         problem = f"the embedded trainer takes Megatron's arguments, and {job.program} has others"
     return Trainer("embedded", EMBEDDED, path, problem)
+
+
+def _refused(job: Job) -> str | None:
+    """What the embedded trainer would say to these arguments when a rank starts: better said before."""
+    try:
+        settings.read(dry_args(job, job.args)[0], 0, job.world_size)
+    except UsageError as error:
+        return str(error)
+    return None
 
 
 def _find_program(job: Job) -> Path | None:

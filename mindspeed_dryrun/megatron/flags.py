@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from mindspeed_dryrun.errors import UsageError
+from mindspeed_dryrun.errors import UsageError, did_you_mean
 from mindspeed_dryrun.megatron.arguments import pairs
 from mindspeed_dryrun.megatron.modelled import GROUPS, TrainerFlags
 
@@ -301,7 +301,7 @@ class FlagReport:
             name, _, why = sentence.partition(": ")
             reasons.setdefault(why, []).append(name)
         if self.unknown:
-            reasons["not a flag the embedded trainer knows"] = self.unknown
+            reasons["not a flag the embedded trainer knows"] = [f"{name}{did_you_mean(name, FLAGS)}" for name in self.unknown]
         parts = [f"{', '.join(names)}: {why}" for why, names in reasons.items()]
         if not parts:
             return ""

@@ -11,6 +11,8 @@ VARIABLE = "MINDSPEED_DRYRUN"
 STAND_IN_LIBRARY = "libstandin.so"
 # Before a sentence of ours in a rank's log; what reads logs knows a line with `: error: ` for an error.
 ERROR_PREFIX = "mindspeed-dryrun: error: "
+# First on the PATH of an activated shell: the folder of our msrun.
+SHIM = os.path.join(os.path.dirname(os.path.dirname(os.path.realpath(__file__))), "launch", "shim")
 
 
 def current() -> dict[str, Any]:

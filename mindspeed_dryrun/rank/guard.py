@@ -1,9 +1,12 @@
-"""The process that holds one rank's tree together. Run as `python -I -S guard.py TIMEOUT LAUNCHER FOLDER COMMAND…`
+"""The process that holds one tree of processes together: a rank's, a captured script's.
+
+Run as `python -I -S guard.py TIMEOUT[+LINGER] LAUNCHER FOLDER COMMAND…`
 
 Standard library only. It starts the command in a session of its own, with its own stderr as the command's stdout and
 stderr, and is the reaper of whatever the command leaves behind: a process that forks twice or changes its session is
 still a descendant of this one. It ends the whole tree when the command ends, when the time is up, on SIGTERM, SIGINT
-or SIGHUP, and when its stdin closes, which the kernel does for a launcher that dies, however it dies.
+or SIGHUP, and when its stdin closes, which the kernel does for a launcher that dies, however it dies. LINGER is how many
+seconds the rest of the tree gets to end by itself after the command; none by default.
 
 A warm rank has the same guard: `warm_server` forks it from a process that has imported everything, and the rank is a
 function that the guard's child calls where a cold one executes a command.
@@ -42,16 +45,17 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 def main() -> None:
-    timeout_s, launcher, folder, command = float(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4:]
+    timeout_s, linger_s = (float(part or 0) for part in sys.argv[1].partition("+")[::2])
+    launcher, folder, command = int(sys.argv[2]), sys.argv[3], sys.argv[4:]
     if folder and os.fork():
         os._exit(0)
-    watch(timeout_s, lambda: _execute(command))
+    watch(timeout_s, lambda: _execute(command), linger_s)
     if folder:
         os.close(1)  # for the launcher this is the end of the rank
         _outlive(launcher, folder)
 
 
-def watch(timeout_s: float, run: Callable[[], NoReturn]) -> None:
+def watch(timeout_s: float, run: Callable[[], NoReturn], linger_s: float = 0.0) -> None:
     """Calls `run` in a child and says on stdout how it went, when nothing of its tree is left."""
     prctl = ctypes.CDLL(None).prctl
     prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -63,18 +67,20 @@ def watch(timeout_s: float, run: Callable[[], NoReturn]) -> None:
         signal.signal(number, lambda *_: None)
     begun = time.monotonic()
     child = _start(run, prctl, (wake_read, wake_write))
-    ended, status, peak_mb, sampled = "exit", None, 0, 0.0
+    ended, status, peak_mb, sampled, until = "exit", None, 0, 0.0, 0.0
     while True:
         readable, _, _ = select.select([0, wake_read], [], [], _TICK_S)
         caught = os.read(wake_read, 4096) if wake_read in readable else b""
         status = _reap(child) if status is None else status
         now = time.monotonic()
         if status is not None:
-            break
+            until = until or now + linger_s
+            if now >= until or not descendants():
+                break
         if 0 in readable or any(number in caught for number in _ENDING):
             ended = "stopped"
             break
-        if now - begun > timeout_s:
+        if status is None and now - begun > timeout_s:
             ended = "timeout"
             break
         if now - sampled > _SAMPLE_S:

@@ -139,12 +139,27 @@ def _resolved(patch: Patch) -> Patch:
     return patch
 
 
+def drift(patch: Patch) -> DriftError | None:
+    """What the sources on the path say about the target, before anything is imported; None where it is there.
+
+    Not left to the import: a module that upstream has moved may never be imported, and nobody would miss the patch.
+    """
+    package = _package(patch)
+    if patch.get("hide") or not installed.reaches(patch.get("since"), package) or not installed.has_package(package):
+        return None
+    patch = _resolved(patch)
+    module, attribute = target_of(patch)
+    if not installed.has_module(module):
+        return _drift(patch, f"there is no module {module}")
+    return None if installed.mentions(module, attribute) else _drift(patch, f"{module} has no {attribute}")
+
+
 def _wait_for(patches: Sequence[Patch]) -> None:
     for patch in patches:
         if patch["name"] in _state.known or not installed.reaches(patch.get("since"), _package(patch)):
             continue
         patch = patch if patch.get("hide") else _resolved(patch)
-        module, attribute = target_of(patch)
+        module, _ = target_of(patch)
         if patch.get("hide"):
             _state.known.add(patch["name"])
             _state.hidden.add(module)
@@ -152,11 +167,8 @@ def _wait_for(patches: Sequence[Patch]) -> None:
         loaded = module in sys.modules and not _is_being_imported(sys.modules[module])
         if not loaded and not installed.has_package(_package(patch)):
             continue
-        if not loaded and not installed.has_module(module):
-            raise _drift(patch, f"there is no module {module}")
-        if not loaded and not installed.mentions(module, attribute):
-            # Not left to the import: a module that upstream has moved may never be imported, and nobody would miss the patch.
-            raise _drift(patch, f"{module} has no {attribute}")
+        if not loaded and (gone := drift(patch)):
+            raise gone
         _state.known.add(patch["name"])
         _state.waiting.setdefault(module, []).append(patch)
         if loaded:

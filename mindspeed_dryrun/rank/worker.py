@@ -14,8 +14,12 @@ from typing import Any
 from mindspeed_dryrun.errors import DryRunError
 from mindspeed_dryrun.rank import activation as config
 from mindspeed_dryrun.rank import callback_pause as pause
-from mindspeed_dryrun.rank import progress, upstream_errors
+from mindspeed_dryrun.rank import patcher, progress, upstream_errors
 from mindspeed_dryrun.rank.activation import ERROR_PREFIX
+from mindspeed_dryrun.rank.confinement import confine
+
+# Where the trainer's libraries keep what they would otherwise put into the user's home and temporary folders.
+_CACHES = ("TMPDIR", "TORCH_EXTENSIONS_DIR", "HF_HOME", "MPLCONFIGDIR", "TRITON_CACHE_DIR", "ASCEND_PROCESS_LOG_PATH")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -25,6 +29,7 @@ def main(argv: Sequence[str]) -> int:
         return 2
     try:
         check_simulation()
+        stay_in_folder(config.current().get("scratch"))
         prepare()
         progress.phase("importing")
         run_program(argv[0], argv[1:])
@@ -33,6 +38,8 @@ def main(argv: Sequence[str]) -> int:
         say_error(str(error))
         return error.exit_status
     except Exception as error:
+        for failure in patcher.failures()[:1]:  # what upstream made of an exception of ours hides it
+            say_error(str(failure))
         if sentence := upstream_errors.explain(error, argv[1:]):
             say_error(sentence)
         raise
@@ -58,6 +65,15 @@ def check_simulation() -> None:
                 f"{variable} is set, and with it MindSpore leaves the simulation; the trainer was not started. "
                 f"Unset {variable}."
             )
+
+
+def check_shell() -> None:
+    """An activated shell that was left by a virtual environment's `deactivate` looks like any other: nothing starts in it."""
+    if config.SHIM not in os.environ.get("PATH", "").split(os.pathsep):
+        raise DryRunError(
+            "This shell is activated for dry runs, but its PATH has lost their msrun (a virtual environment's deactivate does "
+            "that): neither a dry run nor a training was started. Run dryrun_off, or open a new shell."
+        )
 
 
 def check_engine() -> None:
@@ -86,26 +102,29 @@ def engine_simulates() -> bool | None:
     return bool(question())
 
 
-def prepare() -> None:
-    """Patches in force, caches of the trainer's libraries inside the rank's scratch folder."""
-    from mindspeed_dryrun.rank import patcher as engine
+def stay_in_folder(scratch: str | None) -> None:
+    """Nothing is written outside the rank's own folder; the caches of its libraries go there as well."""
+    if scratch:
+        for variable in _CACHES:
+            os.environ[variable] = os.path.join(scratch, variable.lower())
+        Path(os.environ["TMPDIR"]).mkdir(parents=True, exist_ok=True)
+        confine(os.path.dirname(scratch))
 
+
+def prepare() -> None:
+    """Patches in force, in a rank or in a process that ranks are forked from."""
     settings = config.current()
     sys.dont_write_bytecode = True
-    scratch = settings.get("scratch")
-    if scratch:
-        Path(scratch).mkdir(parents=True, exist_ok=True)
-        for variable in ("TORCH_EXTENSIONS_DIR", "HF_HOME", "MPLCONFIGDIR", "TRITON_CACHE_DIR"):
-            os.environ[variable] = os.path.join(scratch, variable.lower())
     os.environ.setdefault("MS_DRY_RUN", "1")
     pause.load()
-    engine.install(patches_for(settings))
-    engine.when_imported("mindspore", _stop_unless_simulated)
+    patcher.install(patches_for(settings))
+    patcher.when_imported("mindspore", _stop_unless_simulated)
 
 
 def prepare_activated() -> None:
     """A Python process of an activated shell imports MindSpore: from here on it is a dry run, or it stops."""
     try:
+        check_shell()
         check_simulation()
         prepare()
     except DryRunError as error:
@@ -139,9 +158,7 @@ def run_program(program: str, arguments: Sequence[str]) -> None:
 
 def finish() -> None:
     """Says that the trainer came to its end; drift that upstream code swallowed on the way still fails the rank."""
-    from mindspeed_dryrun.rank import patcher as engine
-
-    for failure in engine.failures():
+    for failure in patcher.failures():
         raise failure
-    engine.check_calls(sys.argv[1:])
-    progress.phase("finished", patches=engine.applied_names(), calls=engine.calls())
+    patcher.check_calls(sys.argv[1:])
+    progress.phase("finished", patches=patcher.applied_names(), calls=patcher.calls())

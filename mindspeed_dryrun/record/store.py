@@ -131,7 +131,7 @@ class Record:
     @contextlib.contextmanager
     def _lock_file(self) -> Iterator[int]:
         try:
-            descriptor = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            descriptor = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
         except OSError as error:
             raise _cannot_write(self.path, error) from None
         try:

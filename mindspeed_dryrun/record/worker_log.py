@@ -43,6 +43,7 @@ _RAISED = re.compile(rb"[A-Za-z_][\w.]*: .*|(?:\w+\.)*[A-Z]\w*:?")  # what ends 
 _EXCEPTION = re.compile(
     rb"(?:[A-Za-z_][\w.]*(?:Error|Exception)|Fatal Python error|[\w./-]+: error): .*|terminate called after .*"
 )
+_OWN = ERROR_PREFIX.encode()
 _TRACEBACK = b"Traceback (most recent call last)"
 _LOGGED = (b"[ERROR]", b"[CRITICAL]")
 _BARE = (b"rror: ", b"xception: ", b"terminate called after ")  # exceptions without a traceback before them
@@ -113,6 +114,7 @@ class _Reader:
         self.base: str | None = None
         self.peaks: dict[bool, set[int]] = {True: set(), False: set()}  # used, actual; a handful at most
         self.error: str | None = None
+        self.own: str | None = None  # a sentence of ours, which says more than whatever came before it
         self.raised: str | None = None
         self.block_begun = False
         self.iterations = 0
@@ -131,6 +133,9 @@ class _Reader:
             self._errors(data)
         self._figures(data)
         self._iterations(data)
+        for line in _lines_with(data, _OWN):
+            if self.own is None and (content := self._content(line) or b"").startswith(_OWN):
+                self.own = _one_line(content[len(_OWN) :])
         self.at_line_start = ends_line
 
     def _iterations(self, data: bytes) -> None:
@@ -220,9 +225,7 @@ class _Reader:
         return self._content(line) is not None
 
     def _note(self, line: bytes, exception: bool = False) -> None:
-        content = self._content(line) or b""
-        text = content.decode("utf-8", "replace").strip().removeprefix(ERROR_PREFIX)
-        text = "".join(char if char.isprintable() else " " for char in text)[:_ERROR_LIMIT]
+        text = _one_line(self._content(line) or b"")
         self.error = self.error or text
         if exception and not self.block_begun:
             self.raised = self.raised or text
@@ -239,13 +242,18 @@ class _Reader:
             base_address=self.base,
             used_peak_mb=max(self.peaks[True], default=None),
             actual_peak_mb=max(self.peaks[False], default=None),
-            first_error=self.error,
+            first_error=self.own or self.error,
             raised=self.raised,
             iterations_seen=self.iterations,
             iterations_total=self.iterations_total,
             differs=len(self.peaks[True]) > 1 or len(self.peaks[False]) > 1,
             size_bytes=self.size,
         )
+
+
+def _one_line(content: bytes) -> str:
+    text = content.decode("utf-8", "replace").strip()
+    return "".join(char if char.isprintable() else " " for char in text)[:_ERROR_LIMIT]
 
 
 def _lines_with(data: bytes, text: bytes) -> Iterator[bytes]:

@@ -42,7 +42,12 @@ def render(report: Report) -> str:
                 (report.budget_mb or 0) - (rank.actual_peak_mb or 0) if known else None,
                 rank.seconds,
                 rank.host_rss_mb,
-                view.clean(rank.error) if rank.error else None,
+                _not_a_formula(view.clean(rank.error)) if rank.error else None,
             ]
         )
     return out.getvalue()
+
+
+def _not_a_formula(text: str) -> str:
+    """Text from a log that a spreadsheet shows instead of calculating: https://owasp.org/www-community/attacks/CSV_Injection"""
+    return f"'{text}" if text.startswith(("=", "+", "-", "@")) else text

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TextIO
 
 from mindspeed_dryrun.launch.executors import Event
+from mindspeed_dryrun.terminal import plain
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -96,7 +97,7 @@ def phase_text(event: Event) -> str:
         return f"iteration {event.done} of {event.total}{memory}"
     if event.start and event.start.startswith("cold: "):
         return f"starting cold: {event.start.removeprefix('cold: ')}"
-    return event.phase or "starting"
+    return plain(event.phase or "starting")
 
 
 def finished_text(event: Event) -> str:
@@ -107,7 +108,7 @@ def finished_text(event: Event) -> str:
     took = f", {_duration(result.seconds)}" if result.seconds is not None else ""
     if not result.status.broken:
         return f"rank {event.rank}: {result.used_peak_mb}M used, {result.actual_peak_mb}M with fragments{took}"
-    return f"rank {event.rank}: {result.status}: {result.error}{took}"
+    return plain(f"rank {event.rank}: {result.status}: {result.error}{took}")
 
 
 @contextlib.contextmanager

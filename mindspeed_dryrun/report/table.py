@@ -1,14 +1,17 @@
-"""The report as a table for a terminal: at most 80 columns, worst rank first, colour only when asked for."""
+"""The report as a table for a terminal: as wide as it is, 80 columns elsewhere; worst rank first, colour only when asked for."""
 
 from __future__ import annotations
 
+import shutil
+import sys
 import textwrap
 from collections.abc import Iterable, Sequence
 
 from mindspeed_dryrun.record.model import Report
 from mindspeed_dryrun.report import view
 
-WIDTH = 80
+_WIDTH = 80
+_NARROWEST, _WIDEST = 40, 120  # a longer line is hard to read
 _COLOURS = {"good": "\x1b[1;32m", "bad": "\x1b[1;31m", "warn": "\x1b[1;33m"}
 _STATUS_TONES = {"ok": "good", "oom": "bad", "failed": "bad", "timeout": "bad"}
 
@@ -71,7 +74,14 @@ def _rank_lines(report: Report, colour: bool) -> list[str]:
 
 
 def _wrap(text: str, most: int | None = None) -> list[str]:
-    lines = textwrap.wrap(text, WIDTH, subsequent_indent="  ", break_long_words=True) or [""]
+    width = _width()
+    lines = textwrap.wrap(text, width, subsequent_indent="  ", break_long_words=True) or [""]
     if most is not None and len(lines) > most:
-        lines = [*lines[: most - 1], view.shorten(lines[most - 1] + " …", WIDTH - 1)]
+        lines = [*lines[: most - 1], view.shorten(lines[most - 1] + " …", width - 1)]
     return lines
+
+
+def _width() -> int:
+    if not sys.stdout.isatty():
+        return _WIDTH
+    return max(_NARROWEST, min(shutil.get_terminal_size((_WIDTH, 24)).columns, _WIDEST))

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from mindspeed_dryrun.estimate.strategy import Strategy, decided_flags
-from mindspeed_dryrun.launch.script import assign_variables, defaults_in_environment
+from mindspeed_dryrun.launch.script_text import assign_variables, has_default
 from mindspeed_dryrun.megatron.arguments import pairs, without
 
 # A flag that is replaced goes with all words up to the next flag, as `megatron.arguments` reads them.
@@ -51,7 +51,7 @@ def script_with(
     decided = decided_flags(strategy)
     more = without(args, decided)
     replaced = dict.fromkeys((*decided, *(name for name, _ in pairs(more))))
-    exported = {name: value for name, value in (sets or {}).items() if defaults_in_environment(text, name)}
+    exported = {name: value for name, value in (sets or {}).items() if has_default(text, name)}
     block = _BLOCK.format(
         but=f" but for {', '.join(sets)}" if sets else "",
         name=strategy.name,

@@ -44,6 +44,10 @@ if mode == "fill" and unlucky:
     while True:
         print("x" * 1000)
 open("left_by_the_trainer.txt", "w").write("here")
+if mode == "overwrite" and unlucky:
+    open(os.environ["TINY_CKPT"], "w").write("lost")
+if mode == "save":
+    mindspore.save_checkpoint([{"name": "w", "data": Tensor([1.0])}], os.environ["TINY_CKPT"])
 for done in range(1, 3):
     mint.add(kept[0], kept[0])
     if mode == "nothing" and unlucky:
@@ -187,6 +191,18 @@ def test_a_rank_that_raises_does_not_stop_the_others(home: Home) -> None:
     found = ranks(home.report())
     assert found[0]["status"] == "ok" and found[0]["used_peak_mb"] == 128
     assert found[1]["status"] == "failed" and "this rank has no luck" in found[1]["error"]
+
+
+def test_a_rank_cannot_overwrite_files_of_the_user(home: Home) -> None:
+    done = home.launch("--ranks", "1", TINY_MODE="overwrite", TINY_CKPT=str(home.path / "ckpt" / "weights"))
+    assert done.returncode == 1
+    error = ranks(home.report())[1]["error"]
+    assert "A dry run writes below its record only" in error and "ckpt/weights" in error  # the fixture compares the files
+
+
+def test_a_checkpoint_is_not_saved(home: Home) -> None:
+    done = home.launch(TINY_MODE="save", TINY_CKPT=str(home.path / "ckpt" / "weights"))
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_a_rank_that_trains_nothing_has_failed(home: Home) -> None:

@@ -37,7 +37,7 @@ def test_an_unmodified_script_is_a_dry_run_until_deactivate(tmp_path: Path) -> N
         . {ROOT}/launch/activate.sh --plan-only --trainer embedded
         bash {ROOT}/examples/pretrain_llama31_8b_ms.sh
         cat logs/*
-        deactivate
+        dryrun_off
         case $(command -v msrun) in */launch/shim/*) exit 1;; esac
         [ -z "${{MINDSPEED_DRYRUN+x}}${{MS_SIMULATION_LEVEL+x}}" ] && echo deactivated
         """,

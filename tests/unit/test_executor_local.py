@@ -353,7 +353,7 @@ def test_no_process_outlives_the_launcher(record: Path, tmp_path: Path, number: 
     status = launcher.wait(30)
     assert status == (-9 if number == signal.SIGKILL else 128 + number)
     assert eventually(lambda: processes_of(record) == [])
-    assert "interrupted" in rest or number == signal.SIGKILL
+    assert "Interrupted" in rest or number == signal.SIGKILL
     statuses = {rank.rank: rank.status for rank in build_report(record).ranks}
     assert set(statuses) <= {0} and set(statuses.values()) <= {"ok"}, "an interrupted rank must not be recorded"
 
@@ -369,3 +369,20 @@ def test_resume_runs_what_is_missing(record: Path) -> None:
     assert Record(record).ranks_done() == {0}
     LocalExecutor(1).run([task("train(); block()", 1)], record, lambda event: None)
     assert Record(record).ranks_done() == {0, 1}
+
+
+@pytest.mark.parametrize(
+    ("program", "sentence"),
+    [
+        ("raise UsageError('--use-something is not modelled.')", "--use-something is not modelled."),
+        ("try:\n    patcher._drift({'name': 'p', 'target': 'm:f'}, 'gone')\nfinally:\n    raise KeyError('x')", "Patch p: target m:f is gone"),
+    ],
+)
+def test_a_sentence_of_ours_reaches_the_table(record: Path, tmp_path: Path, program: str, sentence: str) -> None:
+    file = tmp_path / "train.py"
+    file.write_text(f"from mindspeed_dryrun.errors import UsageError\nfrom mindspeed_dryrun.rank import patcher\n{program}\n")
+    activation = {"mode": "rank", "progress": "{record}/ranks/00000/progress.jsonl", "scratch": "{record}/ranks/00000/scratch"}
+    environ = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "MS_SIMULATION_LEVEL": "1", "MINDSPEED_DRYRUN": json.dumps(activation)}
+    rank = dataclasses.replace(task(""), argv=(sys.executable, "-m", "mindspeed_dryrun.rank", str(file)), env=environ)
+    report = run_rank(rank, record)
+    assert report and report.status == "failed" and sentence in (report.error or "")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -39,8 +40,12 @@ def state_of_shell() -> str:
     return "export -p; set | grep -v -E '^(_|BASH_EXECUTION_STRING|PIPESTATUS|LINENO|BASH_.*|FUNCNAME)='"
 
 
-def test_deactivate_restores_every_variable_exactly(tmp_path: Path) -> None:
-    """Exported, not exported, empty, unset, with quotes and newlines: all as before."""
+VERB = f"import sys; sys.path.insert(0, '{ROOT}'); from mindspeed_dryrun.commands import main; main(['deactivate'])"
+
+
+@pytest.mark.parametrize("leave", ["dryrun_off", f'eval "$({sys.executable} -c "{VERB}")"'], ids=["function", "verb"])
+def test_leaving_restores_every_variable_exactly(tmp_path: Path, leave: str) -> None:
+    """Exported, not exported, empty, unset, with quotes and newlines: all as before, and no function is left."""
     environ = {
         "PATH": os.environ["PATH"],
         "HOME": str(tmp_path),
@@ -48,8 +53,6 @@ def test_deactivate_restores_every_variable_exactly(tmp_path: Path) -> None:
         "LD_LIBRARY_PATH": "a'b\"c$d\ne",
         "GLOG_v": "",
     }
-    program = f"import sys; sys.path.insert(0, '{ROOT}'); from mindspeed_dryrun.commands import main; main(['deactivate'])"
-    deactivate = f'{sys.executable} -c "{program}"'
     output = bash(
         f"""
         PYTHONPATH='not exported'; PS1='$ '; MS_DRY_RUN=0
@@ -59,7 +62,7 @@ def test_deactivate_restores_every_variable_exactly(tmp_path: Path) -> None:
         + f"""
         [ "$PS1" = '{activation.MARK}$ ' ] && [ -z "${{MS_ROLE+x}}" ] && [ "$MS_SIMULATION_LEVEL" = 1 ] && echo activated
         case $PATH in *launch/shim:*) echo shim first;; esac
-        eval "$({deactivate})"
+        {leave}
         after=$({state_of_shell()})
         unset output
         before2=$(echo "$before" | grep -v '^before='); after2=$(echo "$after" | grep -v -e '^before=' -e '^after=')
@@ -68,6 +71,59 @@ def test_deactivate_restores_every_variable_exactly(tmp_path: Path) -> None:
         environ,
     )
     assert output.splitlines() == ["activated", "shim first", "same"]
+
+
+# What `bin/activate` of Python's venv does, as far as PATH and the prompt go.
+VENV = """
+_old_path=$PATH; _old_prompt=$PS1; PATH=/venv/bin:$PATH; PS1="(venv) $PS1"
+deactivate() { PATH=$_old_path; PS1=$_old_prompt; unset _old_path _old_prompt; unset -f deactivate; }
+"""
+
+
+@pytest.mark.parametrize("shell", ["bash", "dash"])
+@pytest.mark.parametrize("entered", ["before", "after"])
+def test_a_virtual_environment_keeps_its_own_deactivate(shell: str, entered: str, tmp_path: Path) -> None:
+    """Whichever is left first, nothing of the other is lost, and nothing of a dry run is left in the end."""
+    environ = {"PATH": os.environ["PATH"], "HOME": str(tmp_path)}
+    inner = environ | ({"PATH": f"/venv/bin:{environ['PATH']}"} if entered == "before" else {})
+    steps = [VENV, commands(inner)] if entered == "before" else [commands(inner), VENV]
+    look = 'echo "$PATH|$PS1|${MS_SIMULATION_LEVEL-unset}|${MINDSPEED_DRYRUN-unset}"'
+    for leave in ("deactivate; dryrun_off", "dryrun_off; deactivate"):
+        script = "\n".join(["PS1='$ '", *steps, leave, look])
+        if entered == "after" and leave.startswith("dryrun_off"):
+            continue  # the environment then restores the PATH that it found, as it does for any change made since
+        if shutil.which(shell) is None:
+            pytest.skip(f"there is no {shell}")
+        done = subprocess.run([shell, "-c", script], env=environ, capture_output=True, text=True)
+        assert done.stdout == f"{environ['PATH']}|$ |unset|unset\n", (leave, done.stdout, done.stderr)
+
+
+def test_a_shell_that_only_lost_its_path_starts_nothing(tmp_path: Path) -> None:
+    """The environment's `deactivate` instead of ours: the next training would be a simulation, and nobody would know."""
+    (tmp_path / "mindspore.py").write_text("print('imported')\n")
+    environ = activated_environment(PYTHONPATH=str(tmp_path)) | {"PATH": os.environ["PATH"]}
+    done = run_python("import mindspore", environ)
+    assert done.returncode == 1 and "Run dryrun_off" in done.stderr and not done.stdout
+
+
+@pytest.mark.parametrize("name", ["plain", "with space", "o'brien", 'the "quoted" one', "back\\slash", "用户 ü", os.fsdecode(b"l\xe4tin")])
+def test_msrun_finds_its_python_under_any_name(name: str, tmp_path: Path) -> None:
+    python = tmp_path / name / "python"
+    python.parent.mkdir()
+    python.symlink_to(sys.executable)
+    text = "\n".join(
+        activation.activate_commands(
+            activation.activated({"PATH": "/usr/bin:/bin"}, {"PATH": "/usr/bin:/bin"}, {"python": str(python)}),
+            {"PATH": "/usr/bin:/bin"},
+        )
+    )
+    shim = Path(activation.SHIM, "msrun")
+    probe = tmp_path / "launcher.py"
+    probe.write_text("import sys; sys.stdout.buffer.write(__import__('os').fsencode(sys.executable))")
+    (tmp_path / "msrun").write_bytes(shim.read_bytes())
+    script = os.fsencode(f"{text}\nsh '{tmp_path}/msrun'\n")
+    done = subprocess.run(["bash", "-c", script], capture_output=True, env={"PATH": "/usr/bin:/bin"})
+    assert os.fsdecode(done.stdout) == str(python), done.stderr
 
 
 def test_activating_twice_keeps_the_first_state() -> None:

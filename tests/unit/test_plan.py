@@ -110,7 +110,7 @@ def test_inputs_never_reach_a_rank(tmp_path: Path) -> None:
     args, notes = dry_args(found, found.args)
     assert not {"--load", "--save", "--data-path", "--tensorboard-dir", "--tokenizer-name-or-path", "your", "path"} & set(args)
     assert "--mock-data" in args
-    assert any("checkpoint 'ckpt' is not here" in note for note in notes)
+    assert any("not needed for a dry run: the checkpoint 'ckpt'" in note for note in notes)
     assert any("tokenizer 'your tokenizer path'" in note for note in notes)
     assert not any("data set" in note for note in notes)
 
@@ -185,3 +185,24 @@ def test_small_things() -> None:
     assert parse_sets(["A=1", "B=x=y", "C="]) == {"A": "1", "B": "x=y", "C": ""}
     with pytest.raises(UsageError, match="NAME=VALUE"):
         parse_sets(["A"])
+
+
+def test_what_the_embedded_trainer_would_refuse_is_refused_before_a_rank_starts() -> None:
+    extra = "--use-flash-attn --context-parallel-size 2 --context-parallel-algo ulysses_cp_algo --reset-position-ids"
+    problem = make_plan(job(extra=extra), RunSpec(trainer="embedded"), None).problem
+    assert problem and "--reset-position-ids with context parallelism is not modelled" in problem
+
+
+def test_a_patch_without_its_target_is_refused_before_a_rank_starts(tmp_path: Path) -> None:
+    (tmp_path / "upstream_project").mkdir()
+    (tmp_path / "upstream_project" / "__init__.py").write_text("def kept(): ...\n")
+    (tmp_path / "train.py").touch()
+    call = read_msrun_call(["--worker_num", "2", "train.py"], str(tmp_path), {"PYTHONPATH": str(tmp_path)})
+    patches = tmp_path / "patches.yaml"
+    for name, found in (("kept", True), ("moved", False)):
+        patches.write_text(
+            "project: U\npackage: upstream_project\nversions: ['1']\npatches:\n"
+            f"  - {{name: u, target: 'upstream_project:{name}', skip: true, why: w, without: x}}\n"
+        )
+        problem = make_plan(understand(call, "train.sh"), RunSpec(patch_files=(str(patches),)), None).problem or ""
+        assert ("upstream_project has no moved" in problem) is not found, problem

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from pathlib import Path
 
@@ -10,14 +9,15 @@ import pytest
 
 from mindspeed_dryrun.errors import UsageError
 from mindspeed_dryrun.launch import script as script_module
-from mindspeed_dryrun.launch.script import assignments, capture, set_variables
+from mindspeed_dryrun.launch.script import capture
+from mindspeed_dryrun.launch.script_text import assignments, quiet_blocks, set_variables
 
 
 @pytest.fixture(params=["with Landlock", "without Landlock"])
 def home(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The user's working directory; every test holds with and without the kernel's help."""
     if request.param == "without Landlock":
-        monkeypatch.setattr(script_module, "write_only_below", lambda folder: None)
+        monkeypatch.setattr(script_module, "kernel_confines", lambda: False)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -91,12 +91,32 @@ def test_a_log_of_the_user_is_not_truncated(home: Path) -> None:
     assert (home / "train.log").read_text() == "yesterday"
 
 
-def test_compound_commands_cannot_truncate_either(home: Path) -> None:
+BLOCKS = [
+    "{ echo hi; msrun --worker_num 2 p.py --a 1; } > train.log 2>&1",
+    "{ echo hi; msrun --worker_num 2 p.py --a 1; } &> train.log",
+    "( echo hi; msrun --worker_num 2 p.py --a 1 ) >> train.log 2> new.log",
+    "for i in 1; do msrun --worker_num 2 p.py --a $i; done > train.log",
+    "if true; then msrun --worker_num 2 p.py --a 1; fi >| \"train.log\"",
+    "while read x; do msrun --worker_num 2 p.py --a $x; done > train.log <<< 1",
+    "case a in a) msrun --worker_num 2 p.py --a 1 ;; esac 2>&1 > train.log",
+    "run() { msrun --worker_num 2 p.py --a $1; } > train.log\nrun 1",
+    "HERE=${BASH_SOURCE[0]}\n{ msrun --worker_num 2 p.py --a 1; } > $(dirname $HERE)/train.log",
+]
+
+
+@pytest.mark.parametrize("text", BLOCKS)
+def test_redirected_blocks_run_and_write_nothing(home: Path, text: str) -> None:
     (home / "train.log").write_text("yesterday")
-    path = write(home, "{ echo hi; msrun --worker_num 2 p.py; } > train.log\n")
-    with contextlib.suppress(UsageError):  # a sentence is fine; a lost file is not
-        capture(path)
-    assert (home / "train.log").read_text() == "yesterday"
+    path = write(home, text + "\n")
+    before = tree(home)
+    assert capture(path).program_args == ("--a", "1")
+    assert tree(home) == before
+
+
+def test_only_files_of_blocks_are_replaced() -> None:
+    text = "{ a; } > /dev/stderr 2>&1\n{ b; } >&2 | tee x\nc } > y\n# } > z\ncat <<E\n} > w\nE\n{ d; } > >(tee v)\n"
+    assert quiet_blocks(text) == text
+    assert quiet_blocks("{ a; } 2> x > y # } > z\n") == "{ a; } 2> /dev/null > /dev/null # } > z\n"
 
 
 def test_other_msruns_are_never_started(home: Path) -> None:
@@ -104,10 +124,78 @@ def test_other_msruns_are_never_started(home: Path) -> None:
     real.chmod(0o755)
     write(home, f'export PATH="{home}/venv/bin:$PATH"\n', "venv/bin/activate")
     for call in ("msrun", f"{home}/venv/bin/msrun", "$HOME_OF_MSRUN/msrun", "nohup ./venv/bin/msrun", "command msrun",
+                 f"PATH={home}/venv/bin:$PATH msrun", "sh -c 'exec ./venv/bin/msrun \"$@\"' x", "exec ./venv/bin/msrun",
                  "python -m mindspore.parallel.cluster.run", "env A=1 msrun"):  # fmt: skip
         text = f"source venv/bin/activate\nHOME_OF_MSRUN={home}/venv/bin\n{call} --worker_num 2 p.py --a 1\n"
         assert capture(write(home, text)).program_args == ("--a", "1"), call
     assert not (home / "REAL").exists()
+
+
+ASSIGNMENTS = {
+    "EXTRA=$(/usr/bin/python3 -c 'print(\"--seq 7\")')\nmsrun p.py $EXTRA": "--seq 7",
+    "MSRUN=/usr/local/bin/msrun\n$MSRUN p.py --m $MSRUN": "--m /usr/local/bin/msrun",
+    "PYTHON=/usr/bin/python3\n$PYTHON -m mindspore.parallel.cluster.run p.py --python $PYTHON": "--python /usr/bin/python3",
+    "LOGDIR=/var/log/cp msrun p.py --dir a/cp": "--dir a/cp",
+    "export RM=/bin/rm CP=(/bin/cp -r)\nmsrun p.py --rm $RM ${CP[*]}": "--rm /bin/rm /bin/cp -r",
+    "A=/opt/a/msrun B=/opt/b/rm\nmsrun p.py $A $B": "/opt/a/msrun /opt/b/rm",
+    "X=1 Y=/bin/rm /opt/venv/bin/msrun p.py --x": "--x",
+    "LIST+=/bin/rm; declare -a L=(/x/msrun); L[0]=/y/msrun\nmsrun p.py $LIST $L": "/bin/rm /y/msrun",
+    "run() { echo \"+ $*\"; \"$@\"; }\nrun /opt/venv/bin/msrun p.py --y": "--y",
+    "LAUNCH='nohup /opt/venv/bin/msrun'\n$LAUNCH p.py --z &\nwait": "--z",
+    "MSRUN_BIN=`which msrun`\n${MSRUN_BIN:-msrun} p.py --w": "--w",
+    "DIR='/opt/my env'\n\"$DIR/bin/msrun\" p.py --s": "--s",
+    "exec /opt/venv/bin/msrun p.py --e 1": "--e 1",
+    "command /opt/venv/bin/msrun p.py --c": "--c",
+    "/usr/bin/env A=/bin/rm /opt/venv/bin/msrun p.py --v": "--v",
+    "timeout -s KILL 100 /opt/venv/bin/msrun p.py --t": "--t",
+    "sudo -E /opt/venv/bin/msrun p.py --u": "--u",
+    "srun -N 2 --ntasks-per-node=1 bash -c 'msrun p.py --n $0' 3": "--n 3",
+    "python3 /opt/venv/bin/msrun p.py --q": "--q",
+    "sh -c '/opt/venv/bin/msrun p.py --sh'": "--sh",
+    "[[ a1 =~ ([0-9]) ]]; P=/x/rm /bin/echo hi\nmsrun p.py --match ${BASH_REMATCH[1]}": "--match 1",
+    "word=/opt/venv/bin/msrun text=no; $word p.py --shadow $text": "--shadow no",
+    "i=0; A[i++]=/bin/rm; ${B:=/opt/venv/bin/msrun} p.py --i $i --b $B": "--i 1 --b /opt/venv/bin/msrun",
+}
+
+
+@pytest.mark.parametrize("text", ASSIGNMENTS)
+def test_values_that_end_in_the_name_of_a_program_stay_values(home: Path, text: str) -> None:
+    assert " ".join(capture(write(home, text + "\n")).program_args) == ASSIGNMENTS[text]
+
+
+ABSENT = {
+    "source /usr/local/Ascend/ascend-toolkit/set_env.sh\nmsrun p.py --a": "--a",
+    "source /usr/local/Ascend/ascend-toolkit/set_env.sh && msrun p.py --and": "--and",
+    "set -u\n. /usr/local/Ascend/nnal/atb/set_env.sh\nunset LD_LIBRARY_PATH; source $HOME/Ascend/x/set_env.sh\n"
+    "export LD_LIBRARY_PATH=$ASCEND_TOOLKIT_HOME/lib64:$LD_LIBRARY_PATH\nmsrun p.py ${LD_LIBRARY_PATH%%:*}":
+        "/usr/local/Ascend/ascend-toolkit/latest/lib64",
+    "source ~/no-such-home/miniconda3/bin/activate env\nconda activate env\nmodule load cann\nmsrun p.py --conda": "--conda",
+    "cd /data/no/such || exit 1\nmsrun p.py --cwd $PWD --pwd $(pwd) --up $(cd ..; pwd)": "--cwd /data/no/such --pwd /data/no/such --up /data/no",
+    "DATA=/data/none\npushd $DATA; popd\ncd $DATA; cd sub; msrun p.py --sub `pwd`": "--sub /data/none/sub",
+    "npu-smi info > /dev/null\nN=$(npu-smi info -l | grep 'Total Count' | awk '{print $NF}')\nmsrun p.py --n $N": "--n 8",
+    "N=$(npu-smi info | grep 910B | wc -l)\nmsrun p.py --n $N": "--n 8",
+    "IP=$(no-such-tool --ip)\nulimit -n 99999999\nhccn_tool -i 0\nmsrun p.py --ip ${IP:-none}": "--ip none",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", ABSENT)
+def test_what_only_the_machine_of_the_training_has_is_stood_in_for(home: Path, text: str) -> None:
+    call = capture(write(home, f"set -e\n{text}\n"))
+    assert " ".join(call.program_args) == ABSENT[text]
+    assert call.notes[-1].startswith("not on this machine, and taken to be on that of the training: ")
+    assert not any("dryrun" in value.lower() for value in call.env.values())
+
+
+def test_the_working_directory_may_be_elsewhere(home: Path) -> None:
+    call = capture(write(home, "cd /data/no/such/MindSpeed-LLM\nexport ROOT=$PWD\nmsrun p.py\n"))
+    assert call.cwd == call.env["ROOT"] == "/data/no/such/MindSpeed-LLM"
+
+
+def test_a_file_of_the_users_own_that_is_missing_stays_an_error(home: Path) -> None:
+    with pytest.raises(UsageError, match=r"config\.sh: No such file"):
+        capture(write(home, "set -e\nsource ./config.sh\nmsrun p.py\n"))
+    with pytest.raises(UsageError, match="exit status 3"):
+        capture(write(home, "no-such-tool || exit 3\nmsrun p.py\n"))
 
 
 def test_arguments_functions_and_nested_scripts(home: Path) -> None:
@@ -140,8 +228,22 @@ msrun --worker_num $((TP*PP)) p.py --zero "$0" --here "$HERE" --first $1 --lib $
 
 def test_set_of_a_variable_that_is_not_there_lists_those_that_are(home: Path) -> None:
     path = write(home, "TP=2\nexport PP=4\nmsrun p.py\n")
-    with pytest.raises(UsageError, match=r"no assignment VPP=… to set\. It assigns: TP, PP"):
+    with pytest.raises(UsageError, match=r"no assignment VPP=… to set .*It assigns: TP, PP"):
         capture(path, {"VPP": "2"})
+
+
+def test_a_close_name_is_proposed(home: Path) -> None:
+    with pytest.raises(UsageError, match=r"SEQ_LENGHT=… to set \(did you mean SEQ_LENGTH\?\)"):
+        capture(write(home, "SEQ_LENGTH=2\nmsrun p.py\n"), {"SEQ_LENGHT": "4"})
+
+
+def test_set_reaches_variables_of_sourced_files(home: Path) -> None:
+    write(home, "export TP=8\nPP=2\nWORLD=$((TP*PP))\n", "config/model.sh")
+    path = write(home, 'source "$(dirname "$0")/config/model.sh"\nmsrun --worker_num $WORLD p.py --tp $TP --pp $PP\n')
+    call = capture(path, {"TP": "4", "PP": "1"})
+    assert (call.world_size, call.program_args, call.env["TP"]) == (4, ("--tp", "4", "--pp", "1"), "4")
+    with pytest.raises(UsageError, match="no assignment VPP=… to set"):
+        capture(path, {"VPP": "1"})
 
 
 def test_set_reaches_defaults_from_the_environment(home: Path) -> None:
@@ -160,6 +262,9 @@ def test_set_reaches_defaults_from_the_environment(home: Path) -> None:
         ("deepspeed pretrain_gpt.py\n", "deepspeed, not with msrun or torchrun"),
         ("msrun --worker_num --node_rank 0 a.py\n", "lost its value"),
         ("msrun --gpus 8 a.py\n", "no option --gpus"),
+        ("ssh node1 'cd /job && msrun a.py'\n", "on other machines with ssh.*the script that runs on one node"),
+        ("TP=2\r\nmsrun a.py\r\n", "Windows line ends.*sed -i"),
+        ("set -x\necho problem >&2; exit 4\nmsrun a.py\n", "It said last: (?!.*dryrun)"),
     ],
 )
 def test_each_way_to_fail_has_its_sentence(home: Path, text: str, sentence: str) -> None:
@@ -168,7 +273,7 @@ def test_each_way_to_fail_has_its_sentence(home: Path, text: str, sentence: str)
 
 
 def test_no_script(home: Path) -> None:
-    with pytest.raises(UsageError, match="there is no script"):
+    with pytest.raises(UsageError, match="There is no script"):
         capture(home / "missing.sh")
 
 
@@ -215,7 +320,7 @@ case x in y) O=1 ;; esac
 
 
 def test_set_quotes_its_value() -> None:
-    assert set_variables("A=1\n", {"A": "two words; rm -rf /"}, "x") == "A='two words; rm -rf /'\n"
+    assert set_variables("A=1\n", {"A": "two words; rm -rf /"}) == "A='two words; rm -rf /'\n"
 
 
 @pytest.mark.parametrize(

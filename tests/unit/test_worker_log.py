@@ -260,3 +260,12 @@ def test_one_endless_line_is_read_in_constant_memory() -> None:
 def test_a_path_is_read(tmp_path: Path) -> None:
     (tmp_path / "worker_0.log").write_bytes(BLOCK)
     assert figures(read_worker_log(tmp_path / "worker_0.log")) == WHOLE
+
+
+def test_a_sentence_of_ours_is_the_error_whatever_came_before_it() -> None:
+    text = (
+        b"[ERROR] ME(1,2,python): harmless\nTraceback (most recent call last):\n  File\nImportError: made of ours\n"
+        b"rank 3 says mindspeed-dryrun: error: quoted\nmindspeed-dryrun: error: Patch p: target m:f is gone.\n"
+        b"mindspeed-dryrun: error: a second one\n"
+    )
+    assert read_worker_log(io.BytesIO(text)).first_error == "Patch p: target m:f is gone."

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from mindspeed_dryrun.errors import Interrupted as Interrupted
 from mindspeed_dryrun.errors import UsageError
 from mindspeed_dryrun.launch.executors.warm import Servers
 from mindspeed_dryrun.record.model import RankReport
@@ -71,17 +72,9 @@ class Executor(Protocol):
     def run(self, tasks: Sequence[RankTask], record: Path, on_event: Callable[[Event], None]) -> None: ...
 
 
-class Interrupted(KeyboardInterrupt):
-    """The user or the system ended the run. The record is whole; the same launch continues it.
-
-    No `DryRunError`: whoever goes on after a failed run must not go on after this.
-    """
-
-    def __init__(self, number: int) -> None:
-        super().__init__(
-            f"interrupted ({signal.Signals(number).name}); the same launch continues with what is missing."
-        )
-        self.exit_status = 128 + number
+def interrupted(caught: Sequence[int]) -> Interrupted:
+    """What a run raises after signals: its record is whole."""
+    return Interrupted(caught[0] if caught else signal.SIGINT, "The same launch continues with what is missing.")
 
 
 def get_executor(

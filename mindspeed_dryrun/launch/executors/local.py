@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mindspeed_dryrun.launch.executors import Event, Interrupted, Shared, host
+from mindspeed_dryrun.launch.executors import Event, Shared, host, interrupted
 from mindspeed_dryrun.launch.executors.rank import run_rank
 from mindspeed_dryrun.record.store import Record
 
@@ -56,7 +56,7 @@ class LocalExecutor:
             finally:
                 state.end()
         if shared.stop.is_set():
-            raise Interrupted(caught[0] if caught else signal.SIGINT)
+            raise interrupted(caught)
         if state.errors:
             raise state.errors[0]
 

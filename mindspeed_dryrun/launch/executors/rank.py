@@ -110,6 +110,9 @@ def run_rank(
     folder = rank_folder(record, task.rank)
     log_path, progress = folder / "worker.log", Progress(folder / "progress.jsonl")
     command = [_placed(word, record) for word in task.argv]
+    for place in (folder.parent, folder):
+        if place.is_symlink():
+            raise DryRunError(f"{place} is a symbolic link: a rank would write where it points. Choose another --out.")
     try:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True, exist_ok=True)

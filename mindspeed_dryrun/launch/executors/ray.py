@@ -11,7 +11,6 @@ import dataclasses
 import logging
 import os
 import shutil
-import signal
 import socket
 import tempfile
 import time
@@ -23,7 +22,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from mindspeed_dryrun.errors import DryRunError, UsageError
-from mindspeed_dryrun.launch.executors import Event, Interrupted, Shared
+from mindspeed_dryrun.launch.executors import Event, Shared, interrupted
 from mindspeed_dryrun.launch.executors.local import ending_on_signals
 from mindspeed_dryrun.launch.executors.rank import run_rank
 from mindspeed_dryrun.launch.executors.relocate import Machine, check_same, prepare_packages, relocated, survey
@@ -63,7 +62,7 @@ class RayExecutor:
             finally:
                 state.end()
         if shared.stop.is_set():
-            raise Interrupted(caught[0] if caught else signal.SIGINT)
+            raise interrupted(caught)
 
 
 @dataclass

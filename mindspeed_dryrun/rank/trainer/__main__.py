@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 import sys
 
-from mindspeed_dryrun.errors import DryRunError
 from mindspeed_dryrun.megatron import settings as settings_module
 from mindspeed_dryrun.rank import progress
-from mindspeed_dryrun.rank.activation import ERROR_PREFIX
 from mindspeed_dryrun.rank.trainer import imports
 
 
@@ -29,7 +27,4 @@ def main(args: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main(sys.argv[1:])
-    except DryRunError as error:
-        sys.exit(f"{ERROR_PREFIX}{error}")
+    main(sys.argv[1:])

@@ -1,0 +1,49 @@
+"""Wrong words on the command line get the right ones back."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from mindspeed_dryrun.commands import main
+from mindspeed_dryrun.errors import UsageError
+from mindspeed_dryrun.megatron import flags
+from mindspeed_dryrun.report import table
+from mindspeed_dryrun.units import parse_size_mb
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("lanch train.sh", "There is no verb lanch (did you mean launch?)."),
+        ("launch train.sh --buget 58G", "launch has no option --buget (did you mean --budget?)."),
+        ("launch train.sh --seq-length 512", "--seq-length is the trainer's: put it after `--`, as in `launch SCRIPT -- --seq-length …`."),
+        ("launch train.sh --seq-length=512", "--seq-length is the trainer's: put it after `--`"),
+        ("report a b", "report has no place for b."),
+    ],
+)
+def test_a_wrong_word_is_named_with_the_right_one(words: str, sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words.split()) == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_a_flag_of_the_trainer_is_proposed() -> None:
+    assert "--seq-lenght (did you mean --seq-length?)" in flags.check(["--seq-lenght", "512"]).problem()
+
+
+@pytest.mark.parametrize("text", ["58", "1", "1023"])
+def test_a_small_number_without_a_unit_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match=f"write {text}G or {text}M"):
+        parse_size_mb(text)
+    assert parse_size_mb("59392") == 59392 and parse_size_mb("58M") == 58
+
+
+@pytest.mark.parametrize(("columns", "width"), [("20", 40), ("60", 60), ("100", 100), ("300", 120)])
+def test_a_table_is_as_wide_as_the_terminal(columns: str, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    text = "word " * 100
+    assert max(map(len, table._wrap(text))) <= 80
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    lines = table._wrap(text)
+    assert width - 10 < max(map(len, lines)) <= width
