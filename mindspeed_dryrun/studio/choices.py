@@ -16,8 +16,8 @@ from typing import Any
 
 from mindspeed_dryrun.devices import hardware
 from mindspeed_dryrun.errors import UsageError
+from mindspeed_dryrun.launch.captured_call import CapturedCall
 from mindspeed_dryrun.launch.job import Job, understand
-from mindspeed_dryrun.launch.msrun_call import MsrunCall
 from mindspeed_dryrun.launch.script import assignments, capture
 from mindspeed_dryrun.megatron.arguments import override_args, without
 from mindspeed_dryrun.megatron.flags import FLAGS, Flag
@@ -99,7 +99,7 @@ class Subject:
         self.variables = {name: value for name, value in values.items() if value and _VALUE.fullmatch(value)}
         self._call = functools.lru_cache(maxsize=64)(self._capture)
 
-    def _capture(self, sets: tuple[tuple[str, str], ...]) -> MsrunCall:
+    def _capture(self, sets: tuple[tuple[str, str], ...]) -> CapturedCall:
         return capture(self.script, dict(sets))
 
     def job(self, choice: Choice) -> Job:
