@@ -80,6 +80,7 @@ def _listen(port: int) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((_LOOPBACK, port))
+        listener.listen(128)  # from now on whoever reads the address may connect
     except (OSError, OverflowError) as error:
         listener.close()
         raise UsageError(f"Cannot listen on port {port}: {error}. Choose another with --port.") from None
