@@ -99,6 +99,11 @@ class Subject:
         self.variables = {name: value for name, value in values.items() if value and _VALUE.fullmatch(value)}
         self._call = functools.lru_cache(maxsize=64)(self._capture)
 
+    @property
+    def launcher(self) -> str:
+        """`msrun` or `torchrun`."""
+        return self._call(()).launcher
+
     def _capture(self, sets: tuple[tuple[str, str], ...]) -> CapturedCall:
         return capture(self.script, dict(sets))
 

@@ -6,17 +6,23 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
-from mindspeed_dryrun.launch.exported_script import with_arguments, with_variables
+from mindspeed_dryrun.launch.exported_script import with_arguments
 from mindspeed_dryrun.studio.choices import Subject
 from mindspeed_dryrun.studio.session import Try
 
 
 def as_script(subject: Subject, one: Try) -> str:
     """The user's script with the try's variables and arguments; a dry run of it gives the same figures."""
-    text = with_variables(subject.text, one.choice.sets)
-    if not one.choice.flags:
-        return text
-    return with_arguments(text, "studio", [one.name], one.choice.flags, one.choice.overrides)
+    return with_arguments(
+        subject.text,
+        verb="studio",
+        comment=[one.name],
+        replaced=one.choice.flags,
+        arguments=one.choice.overrides,
+        sets=one.choice.sets,
+        launcher=subject.launcher,
+        script=subject.script,
+    )
 
 
 def as_sweep(subject: Subject, tries: Iterable[Try]) -> str:

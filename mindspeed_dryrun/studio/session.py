@@ -19,13 +19,12 @@ from typing import Any
 from mindspeed_dryrun.advise.levers import Lever, levers
 from mindspeed_dryrun.devices.hardware import Hardware, read_hardware
 from mindspeed_dryrun.errors import DryRunError, UsageError
-from mindspeed_dryrun.estimate.strategy import Strategy
+from mindspeed_dryrun.estimate.strategy import Strategy, apply, decided_flags
 from mindspeed_dryrun.estimate.time_model import Estimate
 from mindspeed_dryrun.launch.executors import Event, Shared, host
 from mindspeed_dryrun.launch.job import Job, changed
 from mindspeed_dryrun.launch.run import Execution, dry_run_beside
-from mindspeed_dryrun.megatron.arguments import Arguments, pairs, without
-from mindspeed_dryrun.megatron.flags import with_tag
+from mindspeed_dryrun.megatron.arguments import Arguments, override_args, pairs
 from mindspeed_dryrun.record.criteria import named_device
 from mindspeed_dryrun.record.model import Report
 from mindspeed_dryrun.record.run_spec import RunSpec
@@ -194,14 +193,15 @@ class Session:
         return parse_size_mb(choice.budget) if choice.budget else named_device(choice.device or DEFAULT_DEVICE).usable_mb
 
     def _search(self, choice: Choice) -> None:
-        from mindspeed_dryrun.estimate.operators import read_operators
-        from mindspeed_dryrun.megatron.model_shape import read_shape
+        from mindspeed_dryrun.estimate.operators import Operators, read_operators
+        from mindspeed_dryrun.estimate.strategy import read_dispatcher
+        from mindspeed_dryrun.megatron.model_shape import ModelShape, read_shape
         from mindspeed_dryrun.search.search import Progress, Search
         from mindspeed_dryrun.search.space import Space, strategies
 
         job = self.subject.job(choice)
         shape = read_shape(job.args)
-        listed = strategies(shape, job.world_size, Space())
+        listed = strategies(shape, job.world_size, Space(), read_dispatcher(job.args))
 
         def on_progress(progress: Progress) -> None:
             self.tell("search", {"state": "running", "text": f"{progress.phase}: {progress.what}"})
@@ -211,9 +211,12 @@ class Session:
                 raise KeyboardInterrupt
             return self._measure(choice, job, shape.layers, strategy, stages)
 
-        operators = read_operators(job.args)
+        def variant(options: tuple[str, ...]) -> tuple[ModelShape, Operators]:
+            words = override_args(job.args, options)
+            return read_shape(words), read_operators(words)
+
         found = Search(
-            shape, listed, self.hardware(choice), self.budget_mb(choice), measure, 3, on_progress, False, operators
+            shape, listed, self.hardware(choice), self.budget_mb(choice), measure, 3, on_progress, variant=variant
         ).run()
         self.searching = False
         best = found.winners[0].strategy.name if found.winners else None
@@ -222,10 +225,9 @@ class Session:
     def _measure(
         self, choice: Choice, job: Job, layers: int, strategy: Strategy, stages: Collection[int] | None
     ) -> Measurement:
-        wanted = choice.changed({**dict.fromkeys(with_tag("strategy")), **_patch(strategy)})
-        bare = dataclasses.replace(job, arguments=Arguments(without(job.args, with_tag("strategy"))))
+        wanted = choice.changed({**dict.fromkeys(decided_flags(strategy)), **_patch(strategy)})
         try:
-            tried = changed(bare, strategy.arguments())
+            tried = changed(dataclasses.replace(job, arguments=Arguments(apply(job.args, strategy))), ())
             report, record = dry_run_beside(
                 tried, self.folder / "search" / folder_name(name_of(tried)), self._spec(wanted), self._execution(), stages
             )
