@@ -23,6 +23,7 @@ VERBS = {
     "explain": "say what fills the memory at the peak, and what to change",
     "sweep": "run variants of one script into one table",
     "search": "find the best parallel strategy under a memory budget",
+    "studio": "open a local page to change a job and see the answer at once",
     "calibrate": "fit the time model to your own training logs",
     "device": "list the cards that a verdict can be about, or read one from real logs",
     "doctor": "say what is installed, what will be used, what is wrong and how to fix it",

@@ -67,14 +67,19 @@ def dry_run_job(job: Job, out: Path, spec: RunSpec, execution: Execution | None 
 
 
 def dry_run_beside(
-    job: Job, stem: Path, spec: RunSpec, execution: Execution, stages: Collection[int] | None = None
+    job: Job,
+    stem: Path,
+    spec: RunSpec,
+    execution: Execution,
+    stages: Collection[int] | None = None,
+    view: View | None = None,
 ) -> tuple[Report, Path]:
     """A dry run in `stem-FINGERPRINT`: found again by what is run, never mixed up with an older engine's or catalogue's."""
     plan = plan_job(job, spec, execution)
     if stages is not None:
         plan = dataclasses.replace(plan, tasks=tuple(task for task in plan.tasks if task.stage in stages))
     folder = stem.with_name(f"{stem.name}-{plan.fingerprint[:8]}").absolute()
-    return run_plan(plan, folder, execution), folder
+    return run_plan(plan, folder, execution, view), folder
 
 
 def plan_job(job: Job, spec: RunSpec, execution: Execution | None = None) -> Plan:

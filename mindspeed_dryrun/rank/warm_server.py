@@ -38,6 +38,7 @@ OF_ONE_RANK = ("RANK_ID", "RANK", "RANK_SIZE", "WORLD_SIZE", "MS_WORKER_NUM", "D
 # MSAdapter's first lines set these two from msrun's names, and do nothing else with them: a forked rank sets them again.
 _SET_BY_ADAPTER = {"RANK": "RANK_ID", "WORLD_SIZE": "MS_WORKER_NUM"}
 _ADAPTER = "msadapter"
+_LOOKS_AT_ALL = ("tqdm.utils",)  # for those that start with TQDM_
 # Tells a rank's processes from all others should its guard be killed.
 MARK = "MINDSPEED_DRYRUN_TASK"
 NO_MARK = "0" * 32
@@ -78,7 +79,7 @@ def prepare(order: Mapping[str, Any]) -> dict[str, str]:
         worker.prepare()
         importlib.import_module(f"{order['program']}.imports").load()
     for module, name in sorted(readers):
-        if module != _ADAPTER or name not in _SET_BY_ADAPTER.values():
+        if module not in _LOOKS_AT_ALL and (module != _ADAPTER or name not in _SET_BY_ADAPTER.values()):
             raise CannotFork(f"{module} reads {name} when it is imported, and that differs between ranks")
     gc.collect()
     gc.freeze()  # a rank's collections leave alone what was here before it, and its pages stay shared

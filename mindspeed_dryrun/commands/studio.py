@@ -1,0 +1,87 @@
+"""Opens a local page on a script: change the layout, the batch, the card, and see at once what the engine counts.
+
+    mindspeed-dryrun studio pretrain_qwen25_7b_32k_ms.sh
+
+The page is served on this machine only, at an address with a secret token; nothing leaves the machine. It changes flags
+and the script's own variables, never a command, and the script itself stays untouched. Ctrl-C ends it and all it started.
+Records of every try are in --out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import secrets
+import socket
+import sys
+from pathlib import Path
+
+from mindspeed_dryrun.errors import UsageError
+
+_LOOPBACK = "127.0.0.1"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The script, where to listen, where to keep records."""
+    parser.add_argument("script", metavar="SCRIPT", type=Path, help="the shell script that calls msrun")
+    parser.add_argument("--port", type=int, default=0, metavar="N", help="port on this machine (default: any that is free)")
+    parser.add_argument("--out", metavar="DIR", type=Path, help="folder of the records (default: studio-SCRIPT)")
+    parser.add_argument("--trainer", choices=("auto", "script", "embedded"), default="auto", help="whose program runs")
+    parser.add_argument("--jobs", type=int, metavar="N", help="ranks at the same time")
+    parser.add_argument("--no-browser", action="store_true", help="print the address, open nothing")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serves until it is interrupted."""
+    try:
+        import uvicorn
+
+        from mindspeed_dryrun.studio.app import Studio, build
+    except ModuleNotFoundError as error:
+        raise UsageError(f"The studio needs {error.name}: pip install 'mindspeed-dryrun[studio]'") from None
+    from mindspeed_dryrun.studio.choices import Choice, Subject
+
+    if not args.script.is_file():
+        raise UsageError(f"There is no script {args.script}.")
+    subject = Subject(args.script)
+    job = subject.job(Choice())  # a script that cannot be understood is refused here, with the reason
+    if not job.is_megatron:
+        raise UsageError(f"{args.script}: the studio changes Megatron's arguments, and {job.program} has others.")
+    with contextlib.closing(_listen(args.port)) as listener:
+        port = listener.getsockname()[1]
+        token = secrets.token_urlsafe(24)
+        hosts = frozenset(f"{name}:{port}" for name in (_LOOPBACK, "localhost"))
+        studio = Studio(subject, (args.out or Path(f"studio-{args.script.stem}")).absolute(), args.trainer, args.jobs)
+        address = f"http://{_LOOPBACK}:{port}/?token={token}"
+        print(f"The studio is at {address}\nCtrl-C ends it.", file=sys.stderr, flush=True)
+        if not args.no_browser:
+            import webbrowser
+
+            webbrowser.open(address)
+        config = uvicorn.Config(
+            build(studio, token, hosts),
+            log_level="warning",
+            access_log=False,
+            limit_concurrency=64,
+            timeout_graceful_shutdown=1,
+            server_header=False,
+        )
+        try:
+            uvicorn.Server(config).run(sockets=[listener])
+        except KeyboardInterrupt:
+            pass
+        finally:
+            studio.session.close()
+    return 0
+
+
+def _listen(port: int) -> socket.socket:
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((_LOOPBACK, port))
+        listener.listen(128)  # from now on whoever reads the address may connect
+    except (OSError, OverflowError) as error:
+        listener.close()
+        raise UsageError(f"Cannot listen on port {port}: {error}. Choose another with --port.") from None
+    return listener

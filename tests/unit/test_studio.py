@@ -1,0 +1,214 @@
+"""The studio without a browser: what may be changed, who may ask, what is given back."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mindspeed_dryrun.errors import UsageError
+from mindspeed_dryrun.launch.script import capture
+from mindspeed_dryrun.studio import words
+from mindspeed_dryrun.studio.choices import Choice, Control, Subject, controls, read_choice
+from mindspeed_dryrun.studio.export import as_script, as_sweep
+from mindspeed_dryrun.studio.gate import LONGEST_BODY, Gate
+from mindspeed_dryrun.studio.session import Try, name_of
+from mindspeed_dryrun.sweep.sweep import job_of, read_sweep
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLE = ROOT / "examples" / "pretrain_qwen25_7b_32k_ms.sh"
+
+
+@pytest.fixture(scope="module")
+def subject() -> Subject:
+    return Subject(EXAMPLE)
+
+
+def found(subject: Subject, choice: Choice) -> dict[str, Control]:
+    return {control.key: control for control in controls(subject, choice, subject.job(choice))}
+
+
+def test_the_controls_are_those_of_the_job(subject: Subject) -> None:
+    shown = found(subject, Choice())
+    assert {key: shown[key].value for key in ("tp", "pp", "vpp", "cp", "mbs", "gbs", "seq", "layers", "recompute", "do", "sp")} == {
+        "tp": "2", "pp": "2", "vpp": "1", "cp": "1", "mbs": "1", "gbs": "64", "seq": "10240", "layers": "28",
+        "recompute": "none", "do": "off", "sp": "on",
+    }  # fmt: skip
+    assert "ep" not in shown, "the model has no experts"
+    assert shown["TP"].kind == "variable" and shown["TP"].value == "2"
+
+
+def test_what_megatron_would_refuse_has_its_reason(subject: Subject) -> None:
+    reasons = {option.value: option.refused for option in found(subject, Choice())["tp"].options}
+    assert reasons["1"] is None and reasons["2"] is None
+    assert reasons["4"] and "not divisible" in reasons["4"]
+    one_stage = Choice(flags={"--pipeline-model-parallel-size": "1"})
+    assert {option.value: option.refused for option in found(subject, one_stage)["tp"].options}["4"] is None
+    chunks = {option.value: option.refused for option in found(subject, Choice())["vpp"].options}
+    assert chunks["4"] == "28 layers cannot be cut into PP 2 × 4 equal chunks."
+
+
+def test_every_option_that_is_not_refused_makes_a_job(subject: Subject) -> None:
+    for control in found(subject, Choice()).values():
+        for option in control.options:
+            if option.refused is None:
+                job = subject.job(Choice().changed(option.patch))
+                values = {"tp": job.parallel.tp, "pp": job.parallel.pp, "vpp": job.parallel.vpp or 1, "cp": job.parallel.cp}
+                assert str(values.get(control.key, option.value)) == option.value
+                assert control.key != "recompute" or (job.recompute or "none") == option.value
+
+
+def test_a_flag_of_the_script_can_be_taken_out(subject: Subject) -> None:
+    job = subject.job(Choice(flags={"--sequence-parallel": None}))
+    assert not job.arguments.has("--sequence-parallel") and subject.job(Choice()).arguments.has("--sequence-parallel")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        [],
+        {"command": "rm -rf /"},
+        {"flags": {"--tensor-model-parallel-size": "2; touch /tmp/x"}},
+        {"flags": {"--tensor-model-parallel-size": "$(touch x)"}},
+        {"flags": {"--tensor-model-parallel-size": "9" * 30}},
+        {"flags": {"--tensor-model-parallel-size": 4}},
+        {"flags": {"--tensor-model-parallel-size": ""}},
+        {"flags": {"--tensor-model-parallel-size": "four"}},
+        {"flags": {"--use-distributed-optimizer": "yes"}},
+        {"flags": {"--load": "/etc"}},
+        {"flags": {"--data-path": "x"}},
+        {"flags": {"--save": "x"}},
+        {"flags": {"--no-such-flag": "1"}},
+        {"flags": {f"--{n}": "1" for n in range(1000)}},
+        {"sets": {"PATH": "/tmp"}},
+        {"sets": {"TP": "2\nrm x"}},
+        {"sets": {"TP": "`id`"}},
+        {"sets": {"TP": "x" * 1000}},
+        {"sets": {"BASH_ENV": "x"}},
+        {"device": "/etc/passwd"},
+        {"budget": "58G; ls"},
+        {"budget": "9" * 12 + "G"},
+    ],
+)
+def test_only_flags_of_the_registry_and_variables_of_the_script(subject: Subject, data: Any) -> None:
+    with pytest.raises(UsageError):
+        read_choice(data, subject)
+
+
+def test_a_choice_survives_the_address(subject: Subject) -> None:
+    choice = Choice({"GBS": "32"}, {"--use-distributed-optimizer": "", "--sequence-parallel": None}, "ascend910b4-32g", "28G")
+    assert read_choice(choice.to_json(), subject) == choice
+
+
+@pytest.mark.parametrize(
+    ("sets", "flags"),
+    [
+        ({}, {}),
+        ({"GBS": "32", "TP": "4", "PP": "1"}, {}),
+        ({}, {"--recompute-granularity": "full", "--recompute-method": "uniform", "--recompute-num-layers": "1"}),
+        ({"GBS": "8"}, {"--sequence-parallel": None, "--use-distributed-optimizer": "", "--micro-batch-size": "2"}),
+    ],
+)
+def test_an_exported_script_is_the_same_job(subject: Subject, tmp_path: Path, sets: dict[str, str], flags: dict[str, Any]) -> None:
+    choice = Choice(sets, flags)
+    job = subject.job(choice)
+    script = tmp_path / "exported.sh"
+    script.write_text(as_script(subject, Try(1, choice, job=job, name=name_of(job))))
+    assert subprocess.run(["bash", "-n", str(script)], check=False).returncode == 0
+    exported = Subject(script).job(Choice())
+    assert sorted(exported.args) == sorted(job.args) and exported.world_size == job.world_size
+    assert capture(script).program == "pretrain_gpt.py"
+
+
+def test_tries_become_a_sweep_file(subject: Subject, tmp_path: Path) -> None:
+    choices = [Choice(), Choice({"GBS": "32"}, {"--use-distributed-optimizer": ""}), Choice(flags={"--sequence-parallel": None})]
+    tries = [Try(n, choice, job=subject.job(choice), name=f"try {n}") for n, choice in enumerate(choices, 1)]
+    file = tmp_path / "sweep.yaml"
+    file.write_text(as_sweep(subject, tries))
+    plan = read_sweep(file)
+    assert [variant.name for variant in plan.variants] == ["1 try 1", "2 try 2"], "a sweep cannot take a flag out"
+    for variant, one in zip(plan.variants, tries, strict=False):
+        assert job_of(plan.script, variant).args == subject.job(one.choice).args
+
+
+def ask(gate: Gate, **changes: Any) -> tuple[int, bool]:
+    """The status of a request, and whether it reached the application."""
+    headers = {"host": "127.0.0.1:9", "x-studio-token": "secret", **changes.pop("headers", {})}
+    scope = {
+        "type": "http",
+        "path": "/api/tries",
+        "query_string": b"",
+        "headers": [(name.encode(), value.encode()) for name, value in headers.items() if value is not None],
+        **changes,
+    }
+    said: list[dict[str, Any]] = []
+
+    async def send(message: Any) -> None:
+        said.append(message)
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    gate.app.reached = False  # type: ignore[attr-defined]
+    asyncio.run(gate(scope, receive, send))
+    headers_sent = dict(said[0].get("headers", []))
+    assert b"default-src 'none'" in headers_sent.get(b"content-security-policy", b"")
+    return said[0]["status"], gate.app.reached  # type: ignore[attr-defined]
+
+
+class App:
+    """Notes that it was reached."""
+
+    reached = False
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        self.reached = True
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"headers": {"x-studio-token": None}},
+        {"headers": {"x-studio-token": "wrong"}},
+        {"headers": {"x-studio-token": "sécret"}},
+        {"query_string": b"token=wrong", "headers": {"x-studio-token": None}},
+        {"headers": {"host": "evil.example"}},
+        {"headers": {"host": "evil.example:9"}},
+        {"headers": {"host": "127.0.0.1:10"}},
+        {"headers": {"host": None}},
+        {"headers": {"origin": "http://evil.example"}},
+        {"headers": {"origin": "null"}},
+        {"headers": {"origin": "https://127.0.0.1:9"}},
+        {"headers": {"sec-fetch-site": "cross-site"}},
+        {"headers": {"content-length": str(LONGEST_BODY + 1)}},
+        {"path": "/static/studio.js", "headers": {"host": "evil.example"}},
+    ],
+)
+def test_others_are_kept_out(changes: dict[str, Any]) -> None:
+    gate = Gate(App(), "secret", frozenset(["127.0.0.1:9", "localhost:9"]))
+    assert ask(gate, **changes) == (403, False)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"headers": {"host": "localhost:9", "origin": "http://localhost:9", "sec-fetch-site": "same-origin"}},
+        {"query_string": b"token=secret&lang=zh", "headers": {"x-studio-token": None}},
+        {"path": "/static/studio.css", "headers": {"x-studio-token": None}},
+    ],
+)
+def test_its_own_page_is_let_in(changes: dict[str, Any]) -> None:
+    gate = Gate(App(), "secret", frozenset(["127.0.0.1:9", "localhost:9"]))
+    assert ask(gate, **changes) == (200, True)
+
+
+def test_both_languages_say_everything() -> None:
+    english, chinese = words.words("en"), words.words("zh")
+    assert english.keys() == chinese.keys() and all(chinese.values())
+    translated = [key for key in english if english[key] != chinese[key]]
+    assert len(translated) >= len(english) - 2, "rank stays a rank"
