@@ -145,6 +145,14 @@ def _learn(model: MemoryModel, shape: ModelShape, strategy: Strategy) -> None:
     model.add([Observation(shape, strategy, stage, peak.used_mb, peak.actual_mb) for stage, peak in measured.stages.items()])
 
 
+def test_a_probe_has_a_mixture() -> None:
+    """MindSpeed-LLM refuses a model of dense layers alone."""
+    shape = MIXTURES["small-with-prediction"]
+    for item in strategies(shape, 8, Space(vpp=(1, 2))):
+        for probe, small in probes_for(shape, item).values():
+            assert sum(mixture_layers(small, probe, stage) for stage in range(probe.pp)) > 0
+
+
 def test_long_sequences_are_searched_with_context_parallelism() -> None:
     shape = dataclasses.replace(MIXTURES["qwen3-30b-a3b"], seq=32768, global_batch=64)
     found = strategies(shape, 32, Space(vpp=(1,), blocks=False, uneven=False))
