@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import json
 from pathlib import Path
 
@@ -53,8 +54,6 @@ def run(args: argparse.Namespace) -> int:
     budget_mb = parse_size_mb(args.budget) if args.budget else plan.budget_mb
     folder = args.out or Path(f"search-{args.file.stem}")
     call = capture(plan.script, plan.sets)
-    import dataclasses
-
     call = dataclasses.replace(call, program_args=override_args(call.program_args, plan.args))
     shape = read_shape(call.program_args)
     words = call.program_args
@@ -62,6 +61,8 @@ def run(args: argparse.Namespace) -> int:
     if not listed:
         raise UsageError(f"{args.file}: {why_nothing(shape, plan.world, plan.space)}")
     spec = run_spec(args, budget_mb)
+    if spec.device is None and spec.device_from is None:
+        spec = dataclasses.replace(spec, device=plan.device)
     shared = Shared(args.jobs or host.usable_cores(), args.cold) if args.executor == "local" else None
     execution = dataclasses.replace(execution_from(args), shared=shared)
     measure = DryRuns(call, str(plan.script), plan.cards_per_node, folder / "runs", spec, execution)

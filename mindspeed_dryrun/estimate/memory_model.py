@@ -41,6 +41,8 @@ _MB = 1024.0 * 1024.0
 _NOISE_MB, _NOISE_SHARE = 20.0, 0.002
 # Fragments on top of the used peak, before any were seen: mean and spread, relative.
 _FRAGMENTS = (0.04, 0.03)
+# How far strategies that differ in recomputation alone are believed to differ in them before two of them were seen.
+_FRAGMENTS_WITHIN = 0.015
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,7 @@ class MemoryModel:
         self.observations: list[Observation] = []
         self._belief = self._new_belief()
         self._fragments = _FRAGMENTS
+        self._by_layout: dict[tuple[Strategy, int], tuple[float, float]] = {}
 
     def _new_belief(self) -> LinearBelief:
         return LinearBelief(lambda name: _prior(name, self.shape))
@@ -88,6 +91,7 @@ class MemoryModel:
                 belief.observe(self._peak(seen.shape, seen.strategy, seen.stage), rest, noise)
             self._belief = belief
         self._fragments = _fragment_ratio(self.observations)
+        self._by_layout = _layout_ratios(self.observations)
 
     def _peak(self, shape: ModelShape, strategy: Strategy, stage: int) -> Features:
         """The place where this stage is believed to peak."""
@@ -107,11 +111,14 @@ class MemoryModel:
 
     def predict(self, strategy: Strategy) -> Prediction:
         """The worst stage: the first, a middle one or the last, by what they hold."""
-        used, spread, stage = max((*self.stage(strategy, stage), stage) for stage in telling_stages(self.shape, strategy))
-        ratio, ratio_spread = self._fragments
-        return Prediction(
-            used, used * (1 + ratio), math.hypot(spread * (1 + ratio), used * ratio_spread), stage
-        )
+        layout = strategy.layout
+        found = []
+        for stage in telling_stages(self.shape, strategy):
+            used, spread = self.stage(strategy, stage)
+            ratio, ratio_spread = self._by_layout.get((layout, stage), self._fragments)
+            whole = math.hypot(spread * (1 + ratio), used * ratio_spread)
+            found.append(Prediction(used, used * (1 + ratio), whole, stage))
+        return max(found, key=lambda prediction: prediction.actual_mb)
 
     def gain(self, target: Strategy, stage: int, probe: Strategy, probe_shape: ModelShape) -> float:
         """How much a dry run of `probe` would tell about the target's worst stage (variance, MB²)."""
@@ -375,3 +382,15 @@ def _fragment_ratio(seen: Sequence[Observation]) -> tuple[float, float]:
     centre = (4 * mean + sum(ratios)) / count
     variance = (4 * spread**2 + sum((ratio - centre) ** 2 for ratio in ratios)) / count
     return centre, math.sqrt(variance)
+
+
+def _layout_ratios(seen: Sequence[Observation]) -> dict[tuple[Strategy, int], tuple[float, float]]:
+    """Mean and spread of actual over used of each stage of a layout that was seen, whatever it recomputed."""
+    groups: dict[tuple[Strategy, int], list[float]] = {}
+    for item in seen:
+        groups.setdefault((item.strategy.layout, item.stage), []).append(item.actual_mb / item.used_mb - 1)
+    means = {key: sum(ratios) / len(ratios) for key, ratios in groups.items()}
+    squares = sum((ratio - means[key]) ** 2 for key, ratios in groups.items() for ratio in ratios)
+    freedom = sum(len(ratios) - 1 for ratios in groups.values())
+    variance = (4 * _FRAGMENTS_WITHIN**2 + squares) / (4 + freedom)
+    return {key: (means[key], math.sqrt(variance * (1 + 1 / len(ratios)))) for key, ratios in groups.items()}

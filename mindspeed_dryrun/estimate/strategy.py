@@ -137,12 +137,12 @@ class Strategy:
         for stage, chunks in enumerate(self.stages):
             front = self._in_front(stage)
             for chunk, real in enumerate(chunks):
-                first = self._position(stage, chunk) * self.slots
+                first = self.position(stage, chunk) * self.slots
                 empty += range(first, first + front)
                 empty += range(first + front + real, first + self.slots)
         return tuple(sorted(empty))
 
-    def _position(self, stage: int, chunk: int) -> int:
+    def position(self, stage: int, chunk: int) -> int:
         """Which piece of the model a chunk is, from the embedding on."""
         return chunk * self.pp + (self.pp - 1 - stage if self.dualpipe and chunk else stage)
 
@@ -154,7 +154,7 @@ class Strategy:
     def positions(self) -> list[tuple[int, int]]:
         """(stage, chunk) from the embedding to the output layer."""
         pieces = ((stage, chunk) for stage in range(self.pp) for chunk in range(self.chunks))
-        return sorted(pieces, key=lambda piece: self._position(*piece))
+        return sorted(pieces, key=lambda piece: self.position(*piece))
 
     def microbatches(self, global_batch: int) -> int:
         return global_batch // (self.micro_batch * self.dp)

@@ -35,9 +35,12 @@ def trace(
     """The trace of one iteration; times are microseconds."""
     case = Case(shape, strategy, hardware, operators)
     microbatches = strategy.microbatches(shape.global_batch)
-    orders = [step_order(strategy.pp, strategy.chunks, microbatches, stage) for stage in range(strategy.pp)]
     events = _names(strategy)
-    clocks = _run(case, orders, events)
+    if strategy.dualpipe:
+        clocks = _run_v(case, microbatches, events)
+    else:
+        orders = [step_order(strategy.pp, strategy.chunks, microbatches, stage) for stage in range(strategy.pp)]
+        clocks = _run(case, orders, events)
     finish = max(clocks)
     gradients, step = end_of_iteration(case, finish / max(1, microbatches))
     for stage in range(strategy.pp):
@@ -72,40 +75,92 @@ def _at(index: int, pp: int, chunks: int, microbatches: int) -> tuple[int, int]:
     return group * pp + inside % size, inside // size
 
 
+class _Stages:
+    """The clocks of all stages, and when each pass was done: (forward, microbatch, position in the model)."""
+
+    def __init__(self, case: Case, events: list[dict[str, Any]]):
+        self.case, self.events, self.strategy = case, events, case.strategy
+        pp, chunks = self.strategy.pp, self.strategy.chunks
+        self.times = [_durations(case, stage) for stage in range(pp)]
+        self.send = [
+            exchange(case, stage).total / 2 / (1 if stage in (0, pp - 1) else 2) / chunks for stage in range(pp)
+        ]
+        self.done: dict[tuple[bool, int, int], float] = {}
+        self.clocks = [0.0] * pp
+
+    def start(self, stage: int, step: Step) -> float | None:
+        """When a pass could start; None while its input is not there."""
+        forward, micro, chunk = step
+        place = self.strategy.position(stage, chunk)
+        needed = _needed(forward, micro, place, self.strategy.pp * self.strategy.chunks)
+        if needed is None:
+            return self.clocks[stage]
+        if needed not in self.done:
+            return None
+        start = max(self.clocks[stage], self.done[needed])
+        # A V turns inside the last stage: nothing is sent there.
+        return start + (self.send[stage] if self._from_elsewhere(stage, needed[2]) else 0.0)
+
+    def _from_elsewhere(self, stage: int, place: int) -> bool:
+        return all(self.strategy.position(stage, chunk) != place for chunk in range(self.strategy.chunks))
+
+    def run(self, stage: int, step: Step, start: float) -> None:
+        """Writes the events of a pass and moves the clock."""
+        forward, micro, chunk = step
+        place, chunks = self.strategy.position(stage, chunk), self.strategy.chunks
+        needed = _needed(forward, micro, place, self.strategy.pp * chunks)
+        if needed is not None and self._from_elsewhere(stage, needed[2]):
+            sent = self.send[stage]
+            self.events.append(_event("exchange", "exchange", stage, _EXCHANGE, start - sent, sent))
+        seconds = self.times[stage][chunk][0 if forward else 1]
+        kind = "forward" if forward else "backward"
+        name = f"{kind} {micro}" + (f" chunk {chunk}" if chunks > 1 else "")
+        self.events.append(
+            _event(name, kind, stage, _PASSES, start, seconds) | {"args": {"microbatch": micro, "chunk": chunk}}
+        )
+        self.clocks[stage] = self.done[(forward, micro, place)] = start + seconds
+
+
 def _run(case: Case, orders: list[list[Step]], events: list[dict[str, Any]]) -> list[float]:
-    """Works all stages off, writes their events, and says when each is done."""
-    pp, chunks = case.strategy.pp, case.strategy.chunks
-    times = [_durations(case, stage) for stage in range(pp)]
-    send = [exchange(case, stage).total / 2 / (1 if stage in (0, pp - 1) else 2) / chunks for stage in range(pp)]
-    done: dict[tuple[bool, int, int], float] = {}  # (forward, microbatch, position in the model)
-    clocks, positions = [0.0] * pp, [0] * pp
+    """Works all stages off in their orders, writes their events, and says when each is done."""
+    stages = _Stages(case, events)
+    positions = [0] * case.strategy.pp
     moved = True
     while moved:
         moved = False
-        for stage in range(pp):
-            while positions[stage] < len(orders[stage]):
-                forward, micro, chunk = orders[stage][positions[stage]]
-                place = chunk * pp + stage
-                needed = _needed(forward, micro, place, pp * chunks)
-                if needed is not None and needed not in done:
+        for stage, order in enumerate(orders):
+            while positions[stage] < len(order):
+                start = stages.start(stage, order[positions[stage]])
+                if start is None:
                     break
-                start = clocks[stage]
-                if needed is not None and needed[2] != place:
-                    start = max(start, done[needed]) + send[stage]
-                    events.append(_event("exchange", "exchange", stage, _EXCHANGE, start - send[stage], send[stage]))
-                elif needed is not None:
-                    start = max(start, done[needed])
-                seconds = times[stage][chunk][0 if forward else 1]
-                name = f"{'forward' if forward else 'backward'} {micro}" + (f" chunk {chunk}" if chunks > 1 else "")
-                events.append(
-                    _event(name, "forward" if forward else "backward", stage, _PASSES, start, seconds)
-                    | {"args": {"microbatch": micro, "chunk": chunk}}
-                )
-                clocks[stage] = done[(forward, micro, place)] = start + seconds
+                stages.run(stage, order[positions[stage]], start)
                 positions[stage] += 1
                 moved = True
     assert all(position == len(order) for position, order in zip(positions, orders, strict=True)), "Deadlock."
-    return clocks
+    return stages.clocks
+
+
+def _run_v(case: Case, microbatches: int, events: list[dict[str, Any]]) -> list[float]:
+    """DualPipeV without its own order: a stage runs what can start first, backward passes before forward ones, and holds
+    no more microbatches than the schedule does."""
+    strategy = case.strategy
+    stages = _Stages(case, events)
+    limits = [strategy.in_flight(stage, microbatches) for stage in range(strategy.pp)]
+    following = [{(forward, chunk): 0 for forward in (False, True) for chunk in (0, 1)} for _ in range(strategy.pp)]
+    for _ in range(4 * microbatches * strategy.pp):
+        choices = []
+        for stage, following_here in enumerate(following):
+            for (forward, chunk), micro in following_here.items():
+                held = following_here[(True, chunk)] - following_here[(False, chunk)]
+                if micro == microbatches or (forward and held > limits[stage][chunk]):
+                    continue
+                start = stages.start(stage, (forward, micro, chunk))
+                if start is not None:
+                    choices.append((start, forward, -chunk, stage))
+        start, forward, chunk, stage = min(choices)
+        stages.run(stage, (forward, following[stage][(forward, -chunk)], -chunk), start)
+        following[stage][(forward, -chunk)] += 1
+    return stages.clocks
 
 
 def _needed(forward: bool, micro: int, place: int, places: int) -> tuple[bool, int, int] | None:

@@ -31,6 +31,7 @@ class Measurement:
     ranks: int = 0  # simulated
     error: str | None = None
     record: str | None = None
+    outside_mb: int = 0  # buffers of communicators, which lie outside the pool
 
     @property
     def used_mb(self) -> int:
@@ -54,7 +55,8 @@ def read_measurement(report: Report, seconds: float, record: str | None = None) 
         first = failed[0] if failed else None
         said = f"rank {first.rank}: {first.error or first.status}" if first else "no rank was simulated"
         return Measurement({}, seconds, len(report.ranks), said, record)
-    return Measurement(report.stage_peaks, seconds, len(report.ranks), None, record)
+    outside = report.outside_pool.hccl_mb if report.outside_pool else 0
+    return Measurement(report.stage_peaks, seconds, len(report.ranks), None, record, outside)
 
 
 def job_of(call: CapturedCall, script: str, strategy: Strategy, cards_per_node: int) -> Job:

@@ -79,6 +79,9 @@ def summary_lines(result: SearchResult, shape: ModelShape, hardware: Hardware) -
         f"(median) and {100 * result.residual_worst:.2f}% (worst).",
     ]
     doubt = "" if hardware.error is not None else ": the order is meant, not the seconds"
+    if result.winners and (best := result.winners[0].measurement) and best.outside_mb:
+        left = hardware.total_mb - best.actual_mb
+        lines.append(f"Communicators of the best take {best.outside_mb}M outside the pool; the card has {left}M left for them.")
     lines.append(f"Times are predicted for {hardware.name}, {trust(shape, hardware)}{doubt}.")
     for candidate in result.failed:
         error = candidate.measurement.error if candidate.measurement else None
@@ -188,6 +191,7 @@ def strategy_json(winner: Candidate, shape: ModelShape, guess: Estimate, budget_
             "budget_mb": budget_mb,
             "used_peak_mb": measurement.used_mb if measurement and measurement.stages else None,
             "actual_peak_mb": measurement.actual_mb if measurement and measurement.stages else None,
+            "outside_pool_mb": measurement.outside_mb if measurement and measurement.stages else None,
             "stages": [dataclasses.asdict(peak) for peak in measurement.stages.values()] if measurement else [],
         },
         "communication": communication(winner, shape),

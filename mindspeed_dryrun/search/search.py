@@ -337,7 +337,10 @@ class Search:
 
     def _fits(self, candidate: Candidate) -> bool:
         measured = candidate.measurement
-        return measured is not None and measured.error is None and measured.actual_mb <= self.budget_mb
+        if measured is None or measured.error is not None or measured.actual_mb > self.budget_mb:
+            return False
+        # What the pool does not take must hold the communicators of this layout.
+        return measured.actual_mb + measured.outside_mb <= max(self.hardware.total_mb, self.budget_mb)
 
     def _dry_run(self, candidate: Candidate, whole: bool = False) -> None:
         """Of a strategy that may not fit the worst stages come first (unless `whole`): if they do not, that is enough."""

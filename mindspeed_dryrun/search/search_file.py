@@ -26,6 +26,7 @@ class SearchFile:
     nodes: int
     cards_per_node: int
     hardware: Hardware
+    device: str  # its name, or its file
     budget_mb: int
     space: Space
     winners: int
@@ -33,6 +34,11 @@ class SearchFile:
     @property
     def world(self) -> int:
         return self.nodes * self.cards_per_node
+
+
+def _device(text: str, folder: Path) -> str:
+    file = folder / text
+    return str(file.absolute()) if file.is_file() else text
 
 
 def read_search(path: Path) -> SearchFile:
@@ -47,7 +53,7 @@ def read_search(path: Path) -> SearchFile:
         raise UsageError(
             f"{path}: 'cluster: cards_per_node' is {cards}, but a node of {hardware.name} has {hardware.cards_per_node}."
         )
-    budget = parse_size_mb(section.text("budget"))
+    budget = parse_size_mb(section.text("budget")) if section.has("budget") else hardware.usable_mb
     if budget > hardware.hbm_mb:
         raise UsageError(
             f"{path}: the budget of {budget}M is more than the {hardware.hbm_mb}M of one {hardware.name}."
@@ -59,6 +65,7 @@ def read_search(path: Path) -> SearchFile:
         nodes=cluster.integer("nodes", 1),
         cards_per_node=cards,
         hardware=hardware.in_nodes_of(cards),
+        device=_device(section.text("hardware"), path.parent),
         budget_mb=budget,
         space=read_space(section.data.get("space"), section.data.get("limits"), cards, str(path)),
         winners=section.integer("winners", 3),

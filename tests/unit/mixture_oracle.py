@@ -11,7 +11,7 @@ from strategy_oracle import Oracle
 from mindspeed_dryrun.estimate.strategy import Strategy
 from mindspeed_dryrun.megatron.arguments import Arguments
 from mindspeed_dryrun.megatron.layout import read_layout
-from mindspeed_dryrun.search.measure import StagePeak
+from mindspeed_dryrun.record.model import StagePeak
 
 _MB = 1024 * 1024
 

@@ -202,6 +202,28 @@ def test_an_interruption_keeps_what_is_known() -> None:
     assert "Interrupted" in results.to_text(found, shape, HARDWARE)
 
 
+def test_communicators_must_fit_beside_the_pool() -> None:
+    """A layout whose communicators need more than the pool leaves of the card is no winner."""
+    shape = MODELS["qwen2.5-7b"]
+    listed = strategies(shape, 8, Space(vpp=(1,), micro_batch=(1,)))
+    budget = HARDWARE.usable_mb
+    plain = Search(shape, listed, HARDWARE, budget, Oracle(shape)).run()
+    crowded = plain.winners[0].strategy
+
+    def counts_buffers(strategy: Strategy, stages: Stages = None) -> Measurement:
+        return dataclasses.replace(Oracle(shape)(strategy, stages), outside_mb=40000 if strategy == crowded else 400)
+
+    found = Search(shape, listed, HARDWARE, budget, counts_buffers).run()
+    assert found.winners and crowded not in [winner.strategy for winner in found.winners]
+    assert "Communicators of the best take 400M outside the pool" in results.to_text(found, shape, HARDWARE)
+
+
+def test_the_budget_is_the_real_cards(tmp_path: Path) -> None:
+    plan = read_search(_file(tmp_path, budget=None))
+    assert plan.budget_mb == HARDWARE.usable_mb and plan.device == "ascend910b-64g"
+    assert read_search(_file(tmp_path, hardware="910b")).device == "910b"
+
+
 def test_progress_has_the_time_left() -> None:
     shape = MODELS["small"]
     told: list[Progress] = []
@@ -363,7 +385,6 @@ def _file(tmp_path: Path, **changes: object) -> Path:
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"budget": None}, "'budget' is missing"),
         ({"budget": "much"}, "is not a size"),
         ({"budget": "80G"}, "more than the 65536M"),
         ({"hardware": "nowhere.yaml"}, "Cannot read"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import random
 
 import pytest
@@ -10,14 +11,17 @@ from mixture_oracle import MixtureOracle
 from strategy_models import MIXTURES, hardware
 
 from mindspeed_dryrun.errors import UsageError
-from mindspeed_dryrun.estimate.lower_bound import lower_bound_mb
+from mindspeed_dryrun.estimate.lower_bound import lower_bound_mb, state_mb
 from mindspeed_dryrun.estimate.memory_model import MemoryModel, Observation
+from mindspeed_dryrun.estimate.operators import Operators
 from mindspeed_dryrun.estimate.stage_parts import expert_parameters, keeps_mixtures, mixture_layers, stage_parameters
 from mindspeed_dryrun.estimate.strategy import Recompute, Strategy, apply, read_strategy
+from mindspeed_dryrun.estimate.timeline import trace
 from mindspeed_dryrun.megatron.arguments import Arguments
 from mindspeed_dryrun.megatron.checks import read_checked
 from mindspeed_dryrun.megatron.flags import with_tag
 from mindspeed_dryrun.megatron.model_shape import ModelShape, read_shape
+from mindspeed_dryrun.record.model import StagePeak
 from mindspeed_dryrun.search.probes import probes_for
 from mindspeed_dryrun.search.search import Search
 from mindspeed_dryrun.search.space import Space, strategies
@@ -141,6 +145,14 @@ def _learn(model: MemoryModel, shape: ModelShape, strategy: Strategy) -> None:
     model.add([Observation(shape, strategy, stage, peak.used_mb, peak.actual_mb) for stage, peak in measured.stages.items()])
 
 
+def test_a_probe_has_a_mixture() -> None:
+    """MindSpeed-LLM refuses a model of dense layers alone."""
+    shape = MIXTURES["small-with-prediction"]
+    for item in strategies(shape, 8, Space(vpp=(1, 2))):
+        for probe, small in probes_for(shape, item).values():
+            assert sum(mixture_layers(small, probe, stage) for stage in range(probe.pp)) > 0
+
+
 def test_long_sequences_are_searched_with_context_parallelism() -> None:
     shape = dataclasses.replace(MIXTURES["qwen3-30b-a3b"], seq=32768, global_batch=64)
     found = strategies(shape, 32, Space(vpp=(1,), blocks=False, uneven=False))
@@ -149,6 +161,62 @@ def test_long_sequences_are_searched_with_context_parallelism() -> None:
     hybrid = next(item for item in found if item.ulysses == 2)
     assert read_strategy([*hybrid.arguments(), "--num-experts", "128"], 32).heads_exchanged == 2
     assert {item.cp for item in strategies(dataclasses.replace(shape, seq=4096), 32, Space(blocks=False))} == {1}
+
+
+def test_dualpipev_is_a_schedule_of_its_own() -> None:
+    """The output layer comes back to the first stage, and every stage holds as many microbatches."""
+    shape = dataclasses.replace(MIXTURES["small-with-prediction"], layers=16)
+    found = strategies(shape, 8, Space(tp=(1,), vpp=(1,), blocks=False, uneven=False, dualpipe=True))
+    vs = [item for item in found if item.dualpipe]
+    assert vs and all(item.chunks == 2 and item.head_stage == 0 and "DualPipeV" in item.name for item in vs)
+    strategy = next(item for item in vs if item.pp == 4)
+    words = [*strategy.arguments(), "--num-experts", "32"]
+    assert "--num-layers-per-virtual-pipeline-stage" not in words
+    again = read_strategy(words, strategy.world)
+    assert again.dualpipe and again.stages == strategy.stages
+    assert strategy.positions() == [(0, 0), (1, 0), (2, 0), (3, 0), (3, 1), (2, 1), (1, 1), (0, 1)]
+    assert [sum(strategy.in_flight(stage, 16)) for stage in range(4)] == [8] * 4
+    assert [mixture_layers(shape, strategy, stage) for stage in range(4)] == [2, 3, 4, 4]
+    # Both tables are on the first stage.
+    assert stage_parameters(shape, strategy, 0) > stage_parameters(shape, strategy, 3) + 2 * shape.vocabulary_parameters
+
+
+def test_the_trace_of_dualpipev_runs_every_pass_once() -> None:
+    shape = dataclasses.replace(MIXTURES["small-with-prediction"], layers=16, global_batch=16)
+    strategy = Strategy(1, 4, 1, 1, 1, ((2, 2),) * 4, etp=1, dispatcher="alltoall", dualpipe=True)
+    events = [event for event in trace(shape, strategy, HARDWARE)["traceEvents"] if event.get("cat") in ("forward", "backward")]
+    assert len(events) == len({(event["name"], event["pid"]) for event in events}) == 2 * 2 * 4 * 16
+    for stage in range(4):
+        spans = sorted((event["ts"], event["ts"] + event["dur"]) for event in events if event["pid"] == stage)
+        assert all(end <= start + 0.01 for (_, end), (start, _) in itertools.pairwise(spans))
+
+
+def test_an_option_is_a_dimension() -> None:
+    """Words of the trainer that are tried beside the script as it is: they change bound, memory and time."""
+    shape = MIXTURES["every-other"]
+    less = dataclasses.replace(shape, full_activations=False)
+    option = ("--moe-zero-memory", "level0")
+    listed = strategies(shape, 8, Space(vpp=(1,), blocks=False, uneven=False, options=((), option)), "alltoall")
+    assert {item.options for item in listed} == {(), option}
+    assert all(item.arguments()[-2:] == option and item.name.endswith("moe-zero-memory level0") for item in listed if item.options)
+
+    class Saves(MixtureOracle):
+        """The option halves what is not states."""
+
+        def _stage(self, strategy: Strategy, stage: int) -> StagePeak:
+            plain = super()._stage(strategy, stage)
+            states = state_mb(shape, strategy, stage) if strategy.options else plain.used_mb
+            used = int(states + (plain.used_mb - states) / 2)
+            return StagePeak(used, used)
+
+    def variant(options: tuple[str, ...]) -> tuple[ModelShape, Operators]:
+        return (less if options else shape), Operators(recomputed_experts=bool(options))
+
+    budget = 11 * 1024
+    found = Search(shape, listed, HARDWARE, budget, Saves(shape), variant=variant).run()
+    order = Search(shape, listed, HARDWARE, 1 << 40, Saves(shape), variant=variant).result.candidates
+    best = [item.strategy for item in order if Saves(shape)(item.strategy).actual_mb <= budget][:3]
+    assert [winner.strategy for winner in found.winners] == best
 
 
 def test_a_space_of_experts_is_read() -> None:
