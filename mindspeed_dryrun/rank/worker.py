@@ -16,6 +16,12 @@ from mindspeed_dryrun.rank import activation as config
 from mindspeed_dryrun.rank import callback_pause as pause
 from mindspeed_dryrun.rank import progress, upstream_errors
 from mindspeed_dryrun.rank.activation import ERROR_PREFIX
+from mindspeed_dryrun.rank.handlers import graph_mode
+from mindspeed_dryrun.rank.patch_calls import ALWAYS
+
+_CACHES = ("TORCH_EXTENSIONS_DIR", "HF_HOME", "MPLCONFIGDIR", "TRITON_CACHE_DIR")
+# Where launchers send logs of their own (MindFormers, MindSpore, CANN): a rank writes inside its record only.
+_LOG_FOLDERS = ("LOG_MF_PATH", "GLOG_log_dir", "ASCEND_PROCESS_LOG_PATH", "ASCEND_WORK_PATH")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -95,12 +101,14 @@ def prepare() -> None:
     scratch = settings.get("scratch")
     if scratch:
         Path(scratch).mkdir(parents=True, exist_ok=True)
-        for variable in ("TORCH_EXTENSIONS_DIR", "HF_HOME", "MPLCONFIGDIR", "TRITON_CACHE_DIR"):
+        for variable in (*_CACHES, *(name for name in _LOG_FOLDERS if os.environ.get(name))):
             os.environ[variable] = os.path.join(scratch, variable.lower())
     os.environ.setdefault("MS_DRY_RUN", "1")
     pause.load()
     engine.install(patches_for(settings))
     engine.when_imported("mindspore", _stop_unless_simulated)
+    if ALWAYS not in sys.argv:  # Megatron's jobs are not compiled into graphs
+        engine.when_imported("mindspore", graph_mode.enough_threads)
 
 
 def prepare_activated() -> None:
