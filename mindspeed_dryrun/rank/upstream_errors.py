@@ -29,21 +29,21 @@ KNOWN = (
     UpstreamError(
         error=r"'Namespace' object has no attribute 'transformer_impl'",
         # features_manager/context_parallel/context_parallel_feature.py:115 of MindSpeed-LLM 26.1.0
-        because="from MindSpeed-LLM 2.3.0 on context parallelism reads --transformer-impl before its default is known",
+        because="from MindSpeed-LLM 26.0.0 on context parallelism reads --transformer-impl before its default is known",
         add="--transformer-impl local",
     ),
     UpstreamError(
         error=r"Target module MindSpeedTE\w+\(.*\) is not supported",
-        # peft knows Megatron's ColumnParallelLinear and RowParallelLinear only; up to 2.2.0 MindSpeed-LLM set `local`.
+        # peft knows Megatron's ColumnParallelLinear and RowParallelLinear only; up to 2.3.0 MindSpeed-LLM set `local`.
         because="peft has no LoRA for the layers of --transformer-impl transformer_engine, the default from "
-        "MindSpeed-LLM 2.3.0 on",
+        "MindSpeed-LLM 26.0.0 on",
         add="--transformer-impl local",
     ),
     UpstreamError(
         error=r"'GroupedMatmulV4'.*the size of x and weight should both be 1",
         # te/pytorch/module/grouped_linear.py:60 of MindSpeed 26.1.0; MindSpore 2.7.1 to 2.10.0 infer no shape for it.
         because="MindSpore's grouped product takes one weight, and --transformer-impl transformer_engine, the default from "
-        "MindSpeed-LLM 2.3.0 on, hands it one for each expert",
+        "MindSpeed-LLM 26.0.0 on, hands it one for each expert",
         add="--transformer-impl local",
     ),
     UpstreamError(
