@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mindspeed_dryrun.megatron.arguments import Arguments
+from mindspeed_dryrun.rank import installed
 from mindspeed_dryrun.rank.patch_calls import Called
 
 
@@ -20,28 +21,29 @@ class UpstreamError:
     error: str
     when: tuple[str, ...] = ()
     because: str
-    add: str
+    add: str = ""  # the flag that helps, where one does
+    instead: str = ""  # what to do where none does
 
 
 KNOWN = (
     UpstreamError(
         error=r"'Namespace' object has no attribute 'transformer_impl'",
         # features_manager/context_parallel/context_parallel_feature.py:115 of MindSpeed-LLM 26.1.0
-        because="from MindSpeed-LLM 2.3.0 on context parallelism reads --transformer-impl before its default is known",
+        because="from MindSpeed-LLM 26.0.0 on context parallelism reads --transformer-impl before its default is known",
         add="--transformer-impl local",
     ),
     UpstreamError(
         error=r"Target module MindSpeedTE\w+\(.*\) is not supported",
-        # peft knows Megatron's ColumnParallelLinear and RowParallelLinear only; up to 2.2.0 MindSpeed-LLM set `local`.
+        # peft knows Megatron's ColumnParallelLinear and RowParallelLinear only; up to 2.3.0 MindSpeed-LLM set `local`.
         because="peft has no LoRA for the layers of --transformer-impl transformer_engine, the default from "
-        "MindSpeed-LLM 2.3.0 on",
+        "MindSpeed-LLM 26.0.0 on",
         add="--transformer-impl local",
     ),
     UpstreamError(
         error=r"'GroupedMatmulV4'.*the size of x and weight should both be 1",
         # te/pytorch/module/grouped_linear.py:60 of MindSpeed 26.1.0; MindSpore 2.7.1 to 2.10.0 infer no shape for it.
         because="MindSpore's grouped product takes one weight, and --transformer-impl transformer_engine, the default from "
-        "MindSpeed-LLM 2.3.0 on, hands it one for each expert",
+        "MindSpeed-LLM 26.0.0 on, hands it one for each expert",
         add="--transformer-impl local",
     ),
     UpstreamError(
@@ -53,18 +55,26 @@ KNOWN = (
         "--no-pad-to-seq-lengths; --variable-seq-lengths alone has no effect",
         add="--no-pad-to-seq-lengths",
     ),
+    UpstreamError(
+        error=r"No module named 'mindspeed_llm\.tasks\.checkpoint\.models'",
+        # mindspeed_llm/mindspore/tasks/checkpoint/models.py:11 of master imports it still.
+        because="MindSpeed-LLM's commit f107818f removed a module that its own MindSpore adaptor imports at start",
+        instead="Use a release (26.1.0), or a commit before or after that has both or neither.",
+    ),
 )
 _DISTRIBUTIONS = {"sklearn": "scikit-learn", "yaml": "PyYAML", "PIL": "pillow"}  # where the name to install is another
 
 
 def explain(error: BaseException, args: Sequence[str]) -> str | None:
     """A sentence for the person at the keyboard, or None where the error is not one of these."""
-    if isinstance(error, ModuleNotFoundError) and error.name:
-        package = error.name.partition(".")[0]
-        name = _DISTRIBUTIONS.get(package, package)
-        return f"The script imports {package}, which is not installed here. Run: pip install {name}"
     text, arguments = str(error), Arguments(tuple(args))
     for known in KNOWN:
         if re.search(known.error, text) and (not known.when or Called(known.when).asked_for(arguments)):
-            return f"This script fails on an NPU too: {known.because}. Add it to the command: -- {known.add}"
+            remedy = f"Add it to the command: -- {known.add}" if known.add else known.instead
+            return f"This script fails on an NPU too: {known.because}. {remedy}"
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        package = error.name.partition(".")[0]
+        if not installed.has_package(package):
+            name = _DISTRIBUTIONS.get(package, package)
+            return f"The script imports {package}, which is not installed here. Run: pip install {name}"
     return None

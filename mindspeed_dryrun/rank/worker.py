@@ -17,9 +17,13 @@ from mindspeed_dryrun.rank import callback_pause as pause
 from mindspeed_dryrun.rank import patcher, progress, upstream_errors
 from mindspeed_dryrun.rank.activation import ERROR_PREFIX
 from mindspeed_dryrun.rank.confinement import confine
+from mindspeed_dryrun.rank.handlers import graph_mode
+from mindspeed_dryrun.rank.patch_calls import ALWAYS
 
 # Where the trainer's libraries keep what they would otherwise put into the user's home and temporary folders.
 _CACHES = ("TMPDIR", "TORCH_EXTENSIONS_DIR", "HF_HOME", "MPLCONFIGDIR", "TRITON_CACHE_DIR", "ASCEND_PROCESS_LOG_PATH")
+# Where launchers send logs of their own (MindFormers, MindSpore, CANN): a rank writes inside its record only.
+_LOG_FOLDERS = ("LOG_MF_PATH", "GLOG_log_dir", "ASCEND_WORK_PATH")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -105,7 +109,7 @@ def engine_simulates() -> bool | None:
 def stay_in_folder(scratch: str | None) -> None:
     """Nothing is written outside the rank's own folder; the caches of its libraries go there as well."""
     if scratch:
-        for variable in _CACHES:
+        for variable in (*_CACHES, *(name for name in _LOG_FOLDERS if os.environ.get(name))):
             os.environ[variable] = os.path.join(scratch, variable.lower())
         Path(os.environ["TMPDIR"]).mkdir(parents=True, exist_ok=True)
         confine(os.path.dirname(scratch))
@@ -119,6 +123,8 @@ def prepare() -> None:
     pause.load()
     patcher.install(patches_for(settings))
     patcher.when_imported("mindspore", _stop_unless_simulated)
+    if ALWAYS not in sys.argv:  # Megatron's jobs are not compiled into graphs
+        patcher.when_imported("mindspore", graph_mode.enough_threads)
 
 
 def prepare_activated() -> None:

@@ -44,7 +44,18 @@ def test_an_error_that_only_looks_like_one_is_not_explained() -> None:
     assert upstream_errors.explain(SPLIT, [*DPO, "--no-pad-to-seq-lengths"]) is None
 
 
-def test_a_missing_package_is_named_as_pip_knows_it() -> None:
+def test_a_module_that_upstream_removed_is_upstreams_error() -> None:
+    missing = "mindspeed_llm.tasks.checkpoint.models"
+    sentence = upstream_errors.explain(ModuleNotFoundError(f"No module named '{missing}'", name=missing), [])
+    assert sentence and sentence.startswith("This script fails on an NPU too: ") and "26.1.0" in sentence
+
+
+def test_a_missing_module_of_a_package_that_is_there_is_not_called_a_missing_package() -> None:
+    assert upstream_errors.explain(ModuleNotFoundError("No module named 'json.nothing'", name="json.nothing"), []) is None
+
+
+def test_a_missing_package_is_named_as_pip_knows_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upstream_errors.installed, "has_package", lambda name: False)
     error = ModuleNotFoundError("No module named 'sklearn.cluster'", name="sklearn.cluster")
     assert upstream_errors.explain(error, []) == (
         "The script imports sklearn, which is not installed here. Run: pip install scikit-learn"

@@ -1,4 +1,7 @@
-"""Graph mode at O2 hands the whole graph to GE, a part of CANN: on the stand-in it is refused before it crashes."""
+"""Graph mode: on small machines it gets the threads it needs; at O2 it is refused on the stand-in, before it crashes.
+
+O2 hands the whole graph to GE, which is a part of CANN.
+"""
 
 from __future__ import annotations
 
@@ -46,3 +49,31 @@ def jit(original: Callable[..., Any]) -> Callable[..., Any]:
 def _refuse_o2(jit_level: object) -> None:
     if jit_level == "O2" and on_stand_in():
         raise DryRunError(_REFUSAL.format(what="O2"))
+
+
+# -- threads ---------------------------------------------------------------------------------------------------------
+
+CORES_FOR_TWO_THREADS = 12  # below it MindSpore's own choice is a single dispatch thread
+
+
+def enough_threads() -> None:
+    """Two dispatch threads: with one MindSpore cannot build a graph that has a condition inside. Figures do not change."""
+    import mindspore
+
+    if (os.cpu_count() or 1) < CORES_FOR_TWO_THREADS:
+        mindspore.runtime.dispatch_threads_num(2)
+
+
+def dispatch_threads_num(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The program's own choice, which MindSpore refuses when there has been one already, is left out then."""
+    chosen = False
+
+    @functools.wraps(original)
+    def call(threads_num: int) -> Any:
+        nonlocal chosen
+        if chosen:
+            return None
+        chosen = True
+        return original(threads_num)
+
+    return call
