@@ -123,7 +123,9 @@ CASES = {
         " --moe-token-drop-policy position"
     ),
     "post-norms (Grok)": experts(2, GROUPED + EP2 + " --spec mindspeed_llm.tasks.models.spec.grok_spec layer_spec --post-norm"),
-    "expert tensor parallelism 1": experts(4, GROUPED + TP2 + EP2 + " --expert-tensor-parallel-size 1"),
+    "expert tensor parallelism 1": experts(
+        4, TP2 + EP2 + " --moe-grouped-gemm --moe-token-dispatcher-type allgather --expert-tensor-parallel-size 1"
+    ),
     "MLA": Case(2, LATENT + " --q-lora-rank 384"),
     "MLA, no query compression": Case(2, LATENT),
     "MLA, TP 2, recomputed": Case(2, LATENT + TP2 + " --q-lora-rank 384 --sequence-parallel" + FULL),
