@@ -14,7 +14,7 @@ from mindspeed_dryrun.engines.packages import engine_path
 from mindspeed_dryrun.errors import DryRunError
 from mindspeed_dryrun.launch.job import Job
 from mindspeed_dryrun.launch.stack import PYTHON, missing_packages
-from mindspeed_dryrun.megatron import flags as embedded_flags
+from mindspeed_dryrun.megatron import settings as embedded_settings
 
 EMBEDDED = "mindspeed_dryrun.rank.trainer"
 CORE_MS = "MINDSPEED_CORE_MS_PATH"
@@ -103,7 +103,7 @@ def _embedded(job: Job) -> Trainer:
     except DryRunError as error:
         path, problem = (), str(error)
     if job.is_megatron:
-        problem = embedded_flags.check(job.args).problem() or problem
+        problem = embedded_settings.problem(job.args) or problem
     else:
         problem = f"the embedded trainer takes Megatron's arguments, and {job.program} has others"
     return Trainer("embedded", EMBEDDED, path, problem)

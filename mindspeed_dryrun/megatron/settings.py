@@ -132,6 +132,18 @@ def read(args: Sequence[str], rank: int, world_size: int) -> Settings:
     )
 
 
+def problem(args: Sequence[str]) -> str:
+    """Why the embedded trainer cannot run these arguments, known before a rank starts; empty where it can."""
+    found = flags.check(args).problem()
+    if found:
+        return found
+    try:
+        _refuse_unmodelled(flags.parse(args))
+    except UsageError as error:
+        return str(error)
+    return ""
+
+
 def _implied(given: TrainerFlags) -> dict[str, Any]:
     """What Megatron and MindSpeed-LLM set from other flags."""
     return {
@@ -148,6 +160,11 @@ def _refuse_unmodelled(given: TrainerFlags) -> None:
     """Combinations that Megatron accepts and the embedded trainer does not allocate for."""
     if not given.use_flash_attn and given.context_parallel_size == 1:
         _refuse_plain_attention(given)
+    elif given.attention_dropout:
+        raise UsageError(
+            f"--attention-dropout {given.attention_dropout:g} with fused attention fails in MSAdapter's operator, which gets no "
+            "drop mask: set --attention-dropout 0."
+        )
     if given.reset_position_ids and given.context_parallel_size > 1:
         raise UsageError("--reset-position-ids with context parallelism is not modelled: run it with the script's own trainer.")
     if given.num_experts and given.moe_token_dispatcher_type == "alltoall" and given.tensor_model_parallel_size > 1:

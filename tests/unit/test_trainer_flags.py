@@ -22,7 +22,7 @@ DENSE = [call for call in CALLS if Path(call["script"]).name.startswith("pretrai
 QWEN = (  # noqa: SIM905
     "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --sequence-parallel --num-layers 28 --hidden-size 3584 "
     "--ffn-hidden-size 18944 --num-attention-heads 28 --group-query-attention --num-query-groups 4 --seq-length 4096 "
-    "--micro-batch-size 1 --global-batch-size 8 --padded-vocab-size 152064 --use-flash-attn --bf16 --swiglu"
+    "--micro-batch-size 1 --global-batch-size 8 --padded-vocab-size 152064 --use-flash-attn --bf16 --swiglu --attention-dropout 0.0"
 ).split()
 
 
@@ -216,3 +216,9 @@ def test_one_tensor_size_for_experts_and_attention_with_alltoall_seq() -> None:
 def test_layers_of_the_first_and_last_stage() -> None:
     found = read("--decoder-first-pipeline-num-layers", "12")
     assert [sum(map(len, stage)) for stage in found.layout.stages] == [12, 16]
+
+
+def test_what_fails_upstream_is_said_before_a_rank_starts() -> None:
+    assert settings.problem(QWEN) == ""
+    assert "drop mask" in settings.problem([*QWEN, "--attention-dropout", "0.1"])
+    assert "--swap-attention" in settings.problem([*QWEN, "--swap-attention"])
