@@ -67,6 +67,7 @@ class Case:
     world_size: int
     flags: str
     program: str = "pretrain_gpt.py"
+    without: str = ""
 
 
 def experts(world_size: int, flags: str) -> Case:
@@ -80,6 +81,9 @@ def tuning(world_size: int, flags: str) -> Case:
 
 
 CASES = {
+    "no fused attention": Case(2, PP2, without="--use-flash-attn"),
+    "no fused attention, selective": Case(2, PP2 + " --recompute-granularity selective", without="--use-flash-attn"),
+    "no fused attention, dropout": Case(2, PP2 + " --attention-dropout 0.1", without="--use-flash-attn"),
     "alltoall_seq, EP 4": experts(4, GROUPED + EP4),
     "alltoall_seq, EP 2, PP 2, recomputed": experts(4, GROUPED + EP2 + PP2 + FULL),
     "alltoall_seq, no EP": experts(2, GROUPED),
@@ -119,7 +123,9 @@ CASES = {
         " --moe-token-drop-policy position"
     ),
     "post-norms (Grok)": experts(2, GROUPED + EP2 + " --spec mindspeed_llm.tasks.models.spec.grok_spec layer_spec --post-norm"),
-    "expert tensor parallelism 1": experts(4, GROUPED + TP2 + EP2 + " --expert-tensor-parallel-size 1"),
+    "expert tensor parallelism 1": experts(
+        4, TP2 + EP2 + " --moe-grouped-gemm --moe-token-dispatcher-type allgather --expert-tensor-parallel-size 1"
+    ),
     "MLA": Case(2, LATENT + " --q-lora-rank 384"),
     "MLA, no query compression": Case(2, LATENT),
     "MLA, TP 2, recomputed": Case(2, LATENT + TP2 + " --q-lora-rank 384 --sequence-parallel" + FULL),
@@ -130,6 +136,12 @@ CASES = {
         " --moe-router-score-function sigmoid --moe-router-enable-expert-bias --moe-router-num-groups 4 --moe-router-group-topk 2"
         " --moe-router-load-balancing-type none --moe-router-topk-scaling-factor 2.5 --seq-aux --norm-topk-prob",
     ),
+    "attention dropout": Case(2, " --attention-dropout 0.1 --use-distributed-optimizer"),
+    "first and last stage with fewer layers": Case(
+        4, " --num-layers 10 --pipeline-model-parallel-size 4 --decoder-first-pipeline-num-layers 1"
+        " --decoder-last-pipeline-num-layers 3"
+    ),
+    "embedding gradients later": Case(2, PP2 + " --defer-embedding-wgrad-compute"),
     "SFT, PP 2": tuning(2, PP2),
     "SFT, PP 4, TP 2": tuning(8, TP2 + " --pipeline-model-parallel-size 4 --sequence-parallel"),
     "SFT, micro batch 2, recomputed": tuning(2, " --micro-batch-size 2 --use-distributed-optimizer" + FULL),
@@ -145,7 +157,8 @@ def job_of(case: Case) -> Job:
     argv = ["--worker_num", str(case.world_size), "--local_worker_num", str(min(8, case.world_size)), case.program]
     flags = case.flags.split()
     groups = [] if "--multi-latent-attention" in flags else ["--group-query-attention", "--num-query-groups", "4"]
-    return understand(read_msrun_call([*argv, *override_args([*COMMON.split(), *groups], flags)], str(Path.cwd())), "a case")
+    args = [word for word in override_args([*COMMON.split(), *groups], flags) if word != case.without]
+    return understand(read_msrun_call([*argv, *args], str(Path.cwd())), "a case")
 
 
 def run(name: str, trainer: str, out: Path) -> Report | str:

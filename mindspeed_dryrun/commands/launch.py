@@ -30,6 +30,7 @@ from mindspeed_dryrun.launch.plan import (
     rewritten_call,
 )
 from mindspeed_dryrun.launch.run import Execution, default_out, plan_job, read_job, run_plan
+from mindspeed_dryrun.megatron import moe_load
 from mindspeed_dryrun.record.model import Report, TimeSummary
 from mindspeed_dryrun.record.run_spec import RunSpec
 from mindspeed_dryrun.report.view import ranges, time_words
@@ -68,12 +69,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="simulate N random other ranks and fail if they differ",
     )
     parser.add_argument(
-        "--moe-imbalance",
-        type=float,
-        default=1.0,
-        metavar="X",
-        help="tokens of the busiest expert-parallel rank, as a multiple of an even load (default: 1)",
+        "--moe-load",
+        metavar="even|hot:X|FILE",
+        help="how tokens are spread over experts: evenly (default), X times an even load on the busiest expert-parallel rank, "
+        "or a JSON file of tokens per expert",
     )
+    parser.add_argument("--moe-imbalance", type=float, metavar="X", help="the same as --moe-load hot:X")
     parser.add_argument(
         "--hardware", metavar="NAME|FILE", help="predict the time of an iteration on this hardware, such as ascend910b-64g"
     )
@@ -194,12 +195,17 @@ def _print_report(report: Report, out: Path, args: argparse.Namespace) -> None:
         show_explanation(out)
 
 
+def _moe_load(args: argparse.Namespace) -> str:
+    """The load as a record keeps it: a file's content, not its name."""
+    if args.moe_load is not None and args.moe_imbalance is not None:
+        raise UsageError("--moe-load and --moe-imbalance exclude each other.")
+    return str(moe_load.parse(args.moe_load or (f"hot:{args.moe_imbalance}" if args.moe_imbalance is not None else "even")))
+
+
 def spec_from(args: argparse.Namespace) -> RunSpec:
     """What the command line asks to be counted; wrong values are refused here."""
     if args.check_classes < 0:
         raise UsageError(f"--check-classes {args.check_classes}: give a number of ranks.")
-    if not 1 <= args.moe_imbalance < math.inf:
-        raise UsageError(f"--moe-imbalance {args.moe_imbalance:g}: 1 is an even load, 1.2 a fifth more on the busiest rank.")
     return RunSpec(
         sets=parse_sets(args.set),
         script_args=tuple(args.script_args),
@@ -210,7 +216,7 @@ def spec_from(args: argparse.Namespace) -> RunSpec:
         trainer=args.trainer,
         explain=args.explain,
         check_classes=args.check_classes,
-        moe_imbalance=args.moe_imbalance,
+        moe_load=_moe_load(args),
         patch_files=tuple(str(Path(file).absolute()) for file in args.patches),
         device=args.device,
         device_from=args.device_from,

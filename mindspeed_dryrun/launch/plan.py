@@ -98,7 +98,7 @@ class Plan:
         first = self.tasks[0]
         data = [
             __version__, self.job.world_size, self.trainer.kind, first.argv[2:], engine, self.spec.explain,
-            self.spec.moe_imbalance, self.patches, self.environment, self.trainer.path,
+            self.spec.moe_load, self.patches, self.environment, self.trainer.path,
             code_digest([*(self.trainer.path if self.trainer.kind == "script" else ()), _PACKAGE]),
         ]  # fmt: skip
         return hashlib.sha256(json.dumps(data, sort_keys=True, default=str).encode()).hexdigest()[:16]
@@ -222,7 +222,7 @@ def rank_environment(
             "patches": f"{RECORD}/patches.json",
             "iterations": iterations,
             "scratch": f"{folder}/scratch",
-            "moe_imbalance": spec.moe_imbalance,
+            "moe_load": spec.moe_load,
         }
     )
     return env

@@ -18,6 +18,7 @@ from mindspeed_dryrun.launch.captured_call import MSRUN, CapturedCall
 from mindspeed_dryrun.launch.job import Job, understand
 from mindspeed_dryrun.launch.plan import DEFAULT_TIMEOUT_S, Plan, check_results, make_plan
 from mindspeed_dryrun.launch.script import capture
+from mindspeed_dryrun.megatron import moe_load
 from mindspeed_dryrun.record.criteria import Criteria, device_of_logs, make_criteria, named_device
 from mindspeed_dryrun.record.environment import engine_environment
 from mindspeed_dryrun.record.model import Report
@@ -242,9 +243,9 @@ def not_counted(plan: Plan) -> list[str]:
     if plan.job.arguments.has("--use-ascend-coc"):
         result.append("buffers of the fused communication kernels (NNAL)")
     if plan.job.arguments.has("--num-experts"):
-        imbalance = plan.spec.moe_imbalance
-        load = "every expert gets the same number of tokens" if imbalance == 1.0 else f"beyond {imbalance:g} ×"
-        result.append(f"MoE imbalance ({load})")
+        load = moe_load.parse(plan.spec.moe_load)
+        words = "every expert gets the same number of tokens" if load.is_even else f"beyond {load.words}"
+        result.append(f"MoE imbalance ({words})")
     if plan.job.arguments.has("--eval-iters"):
         result.append("evaluation between training iterations")
     return result

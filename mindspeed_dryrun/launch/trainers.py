@@ -15,7 +15,6 @@ from mindspeed_dryrun.errors import DryRunError, UsageError
 from mindspeed_dryrun.launch.job import Job
 from mindspeed_dryrun.launch.mock_inputs import dry_args
 from mindspeed_dryrun.launch.stack import PYTHON, missing_packages
-from mindspeed_dryrun.megatron import flags as embedded_flags
 from mindspeed_dryrun.megatron import settings
 from mindspeed_dryrun.rank.confinement import kernel_confines
 
@@ -111,7 +110,7 @@ def _embedded(job: Job) -> Trainer:
     except DryRunError as error:
         path, problem = (), str(error)
     if job.is_megatron:
-        problem = embedded_flags.check(job.args).problem() or _refused(job) or problem
+        problem = settings.problem(job.args) or _refused(job) or problem
     else:
         problem = f"the embedded trainer takes Megatron's arguments, and {job.program} has others"
     return Trainer("embedded", EMBEDDED, path, problem)

@@ -106,6 +106,11 @@ def _check_experts(arguments: Arguments, layout: Layout) -> None:
             f"World size {layout.world_size} is not divisible by expert TP {expert_tp} × EP {parallel.ep} × "
             f"PP {parallel.pp} = {grid}."
         )
+    if expert_tp != parallel.tp and arguments.text("--moe-token-dispatcher-type") == "alltoall_seq":
+        raise UsageError(
+            f"--moe-token-dispatcher-type alltoall_seq does not work with expert TP {expert_tp} and TP {parallel.tp}: "
+            "use allgather."
+        )
     if parallel.tp > 1 and parallel.ep > 1 and not arguments.has("--sequence-parallel"):
         raise UsageError("Experts with both TP and EP need --sequence-parallel.")
 

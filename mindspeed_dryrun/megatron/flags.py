@@ -130,13 +130,13 @@ _TABLE: tuple[Flag, ...] = (
         adam-beta2= adam-eps= start-weight-decay= end-weight-decay= weight-decay-incr-style= sgd-momentum=
         head-lr-mult= seed= moe-router-bias-update-rate= init-method-std= init-method-xavier-uniform norm-epsilon=
         min-loss-scale= loss-scale-window= hysteresis= override-opt_param-scheduler use-checkpoint-opt_param-scheduler
-        attention-softmax-in-fp32 apply-query-key-layer-scaling no-initialization use-cpu-initialization
-        data-parallel-random-init no-persist-layer-norm ema-decay= pre-tockens= next-tockens= sparse-mode=
-        original-max-position-embeddings= low-freq-factor= high-freq-factor= rope-scaling-factor=
-        rotary-scaling-factor= rotary-seq-len-interpolation-factor= beta-fast= beta-slow= rope-scaling-mscale=
-        rope-scaling-mscale-all-dim= rope-scaling-original-max-position-embeddings= dynamic-factor=
-        ddp-average-in-collective no-gradient-reduce-div-fusion yarn-scaling-factor= rope-scaling-beta-fast=
-        rope-scaling-beta-slow= mscale= mscale-all-dim="""),
+        no-initialization use-cpu-initialization data-parallel-random-init no-persist-layer-norm ema-decay=
+        pre-tockens= next-tockens= sparse-mode= original-max-position-embeddings= low-freq-factor= high-freq-factor=
+        rope-scaling-factor= rotary-scaling-factor= rotary-seq-len-interpolation-factor= beta-fast= beta-slow=
+        rope-scaling-mscale= rope-scaling-mscale-all-dim= rope-scaling-original-max-position-embeddings=
+        dynamic-factor= ddp-average-in-collective no-gradient-reduce-div-fusion yarn-scaling-factor=
+        rope-scaling-beta-fast= rope-scaling-beta-slow= long-factor= short-factor= long-mscale= short-mscale= mscale=
+        mscale-all-dim="""),
     *_group(Handling.IGNORED, "data", "data set and tokenizer: replaced by mock data of the same shape", """
         data-path=*@input train-data-path=*@input valid-data-path=*@input test-data-path=*@input data-args-path=@input
         per-split-data-args-path=@input data-cache-path=@output split= mock-data dataloader-type= num-workers=
@@ -183,18 +183,16 @@ _TABLE: tuple[Flag, ...] = (
         no-async-tensor-model-parallel-allreduce cp-comm-type=* use-ring-exchange-p2p async-log-allreduce
         optimize-send-recv-comm@filling tp-comm-bootstrap-backend="""),
     *_group(Handling.IGNORED, "names", "names of what is done here anyway", """
-        use-mcore-models transformer-impl= use-fused-swiglu no-rope-fusion no-masked-softmax-fusion ai-framework=
-        jit-compile use-deter-comp npu-deterministic deterministic-mode attention-backend=
-        kv-head-repeat-before-uly-alltoall optimization-level= te-rng-tracker inference-rng-tracker no-use-rts
-        disable-bf16-reduced-precision-matmul prompt-type= prompt-type-path= bert-no-binary-head op-cal-tflops
-        input-jitter"""),
+        use-mcore-models transformer-impl= use-fused-swiglu no-rope-fusion ai-framework= jit-compile use-deter-comp
+        npu-deterministic deterministic-mode attention-backend= kv-head-repeat-before-uly-alltoall optimization-level=
+        te-rng-tracker inference-rng-tracker no-use-rts disable-bf16-reduced-precision-matmul prompt-type=
+        prompt-type-path= bert-no-binary-head op-cal-tflops input-jitter"""),
     *_group(Handling.REFUSED, "experts", "a way to run experts that is not modelled: run it with the script's own trainer", """
         moe-permute-fusion moe-input-jitter-eps= moe-extended-tp moe-alltoall-overlap-comm moe-allgather-overlap-comm
         moe-fb-overlap moe-tp-extend-ep@strategy moe-zero-memory=@fewer_activations moe-zero-memory-num-layers=
-        moe-adaptive-recompute-activation@fewer_activations
-        moe-adaptive-recompute-activation-scale= moe-layer-recompute@fewer_activations moe-model-type=
-        moe-bmm-mc2 moe-dynamic-padding
-        moe-enable-deepep moe-no-drop moe-revert-type-after-topk moe-shared-expert-overlap moe-train-capacity-factor=
+        moe-adaptive-recompute-activation@fewer_activations moe-adaptive-recompute-activation-scale=
+        moe-layer-recompute@fewer_activations moe-model-type= moe-bmm-mc2 moe-dynamic-padding moe-enable-deepep
+        moe-no-drop moe-revert-type-after-topk moe-shared-expert-overlap moe-train-capacity-factor=
         moe-unperm2-mem-optim moe-unperm2-mem-optim-swap moe-use-legacy-grouped-gemm moe-use-sinkhorn
         moe-use-upcycling moe-zerc n-group= topk-group= routed-scaling-factor= shared-expert-gate-output-dimension=
         use-fused-moe-token-permute-and-unpermute router-gating-in-fp32 expert-interval= balanced-moe-experts
@@ -234,17 +232,16 @@ _TABLE: tuple[Flag, ...] = (
         skip-bias-add embed-layernorm apply-layernorm-1p apply-residual-connection-post-layernorm squared-relu
         openai-gelu onnx-safe= attn-logit-softcapping= sliding-window= reset-attention-mask attention-mask-on-cpu
         use-fusion-attn-v2 use-kv-cache cp-attention-mask-type=causal square-alibi-mask fill-neg-inf
-        alibi-fusion-attn-type= alibi-diagonal-opposite long-factor= short-factor= long-mscale= short-mscale=
-        longrope-freqs-type= use-rope-scaling unaligned-linear compress-dense= calculate-per-token-loss
-        no-clone-scatter-output-in-embedding defer-embedding-wgrad-compute wgrad-deferral-limit= flash-decode"""),
+        alibi-fusion-attn-type= alibi-diagonal-opposite use-rope-scaling unaligned-linear compress-dense=
+        calculate-per-token-loss no-clone-scatter-output-in-embedding defer-embedding-wgrad-compute
+        wgrad-deferral-limit= flash-decode"""),
     *_group(Handling.REFUSED, "schedule", "changes how the model is split or scheduled and is not modelled", """
         schedules-method=@filling tp-2d tp-x=1 tp-y=1 enable-overlap-ag-with-matmul enable-overlap-matmul-with-rs
         enable-backward-overlap-ag-with-matmul use-nd-matmul nd1-dim1-size= nd2-dim1-size= use-ascend-mc2 use-mc2
         coc-mode= coc-parallel-num=1 tp-comm-overlap tp-comm-overlap-cfg= tp-comm-overlap-rs-dgrad
         disable-tp-comm-overlap-ag disable-tp-comm-overlap-rs disable-tp-comm-bulk-dgrad disable-tp-comm-bulk-wgrad
         disable-tp-comm-split-ag disable-tp-comm-split-rs account-for-embedding-in-pipeline-split@strategy
-        account-for-loss-in-pipeline-split@strategy decoder-first-pipeline-num-layers=@strategy
-        decoder-last-pipeline-num-layers=@strategy pipeline-num-transformer-layers= use-nanopipe@filling
+        account-for-loss-in-pipeline-split@strategy pipeline-num-transformer-layers= use-nanopipe@filling
         use-nanopipe-swap@fewer_activations recompute-in-bubble@fewer_activations
         recompute-in-advance@fewer_activations automated-pipeline automated-pipeline-perf pp-schedule-list=
         optimized-mbs-list= optimized-mbs-mode mbs-idx= optimize-vpp-send-recv-comm
@@ -256,21 +253,22 @@ _TABLE: tuple[Flag, ...] = (
     *_group(Handling.REFUSED, "memory", "moves or shrinks memory in a way that is not modelled", """
         swap-attention@fewer_states,fewer_activations swap-modules= low-memory@fewer_states
         cpu-offloading-num-layers=@fewer_activations smart-swap@fewer_activations swap-optimizer@fewer_states
-        swap-optimizer-times= virtual-optimizer=*@fewer_states optimizer-cpu-offload@fewer_states optimizer-offload-fraction=
-        use-torch-optimizer-for-cpu-offload overlap-cpu-optimizer-d2h-h2d no-pin-cpu-grads no-pin-cpu-params
-        use-precision-aware-optimizer@fewer_states main-grads-dtype= main-params-dtype= exp-avg-dtype=
-        exp-avg-sq-dtype= o2-gradient o2-optimizer use-ema use-torch-fsdp2@fewer_states use-custom-fsdp@fewer_states
-        fsdp2-config-path= init-model-with-meta-device data-parallel-sharding-strategy=
+        swap-optimizer-times= virtual-optimizer=*@fewer_states optimizer-cpu-offload@fewer_states
+        optimizer-offload-fraction= use-torch-optimizer-for-cpu-offload overlap-cpu-optimizer-d2h-h2d no-pin-cpu-grads
+        no-pin-cpu-params use-precision-aware-optimizer@fewer_states main-grads-dtype= main-params-dtype=
+        exp-avg-dtype= exp-avg-sq-dtype= o2-gradient o2-optimizer use-ema use-torch-fsdp2@fewer_states
+        use-custom-fsdp@fewer_states fsdp2-config-path= init-model-with-meta-device data-parallel-sharding-strategy=
         keep-fp8-transpose-cache-when-using-custom-fsdp suggested-communication-unit-size= layerzero layerzero-config=
         enable-zero3 param-and-grad-buffer-pad= ddp-pad-buckets-for-high-nccl-busbw distributed-optimizer-no-replica
         adaptive-memory-optimization@fewer_activations adaptive-recompute-device-swap
-        adaptive-recompute-device-size=@fewer_activations adaptive-recompute-profiling-step= recompute-modules=*@fewer_activations
-        recompute-module-list= recompute-type= fp8-format=@fewer_states,fewer_activations fp8-recipe= fp8-margin=
-        fp8-interval= fp8-amax-history-len= fp8-amax-compute-algo= fp8-param-gather no-fp8-wgrad
-        first-last-layers-bf16 num-layers-at-start-in-bf16= num-layers-at-end-in-bf16= enable-cuda-graph
-        external-cuda-graph cuda-graph-scope= cuda-graph-warmup-steps= auto-settings auto-settings-type=
-        auto-settings-ranks= auto-settings-work-dir= auto-settings-log-level= prof-file= checkpoint-activations
-        enable-elastic-training replication replication-factor= replication-jump= save-memory-ratio="""),
+        adaptive-recompute-device-size=@fewer_activations adaptive-recompute-profiling-step=
+        recompute-modules=*@fewer_activations recompute-module-list= recompute-type=
+        fp8-format=@fewer_states,fewer_activations fp8-recipe= fp8-margin= fp8-interval= fp8-amax-history-len=
+        fp8-amax-compute-algo= fp8-param-gather no-fp8-wgrad first-last-layers-bf16 num-layers-at-start-in-bf16=
+        num-layers-at-end-in-bf16= enable-cuda-graph external-cuda-graph cuda-graph-scope= cuda-graph-warmup-steps=
+        auto-settings auto-settings-type= auto-settings-ranks= auto-settings-work-dir= auto-settings-log-level=
+        prof-file= checkpoint-activations enable-elastic-training replication replication-factor= replication-jump=
+        save-memory-ratio="""),
 )  # fmt: skip
 
 FLAGS: dict[str, Flag] = {flag.name: flag for flag in _TABLE}

@@ -72,6 +72,9 @@ class LayerFlags:
     rotary_interleaved: bool = False
     partial_rotary_factor: float | None = None
     use_flash_attn: bool = False
+    attention_softmax_in_fp32: bool = False
+    apply_query_key_layer_scaling: bool = False
+    no_masked_softmax_fusion: bool = False
     attention_dropout: float = 0.1
     hidden_dropout: float = 0.1
     add_rmsnorm_offset: bool = False
@@ -103,7 +106,8 @@ class RotaryFlags:
 
     about: ClassVar[str] = "layers"
     rotary_base: float = 10000.0
-    rope_scaling_type: str | None = only("llama3", "yarn", default=None)
+    rope_scaling_type: str | None = only("llama3", "yarn", "longrope", default=None)
+    longrope_freqs_type: str = only("mul", "outer")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,6 +133,8 @@ class LayoutFlags:
     sequence_parallel: bool = by_strategy(False)
     num_layer_list: str | None = by_strategy(None)
     noop_layers: str | None = by_strategy(None)
+    decoder_first_pipeline_num_layers: int | None = by_strategy(None)
+    decoder_last_pipeline_num_layers: int | None = by_strategy(None)
     no_overlap_p2p_communication: bool = False
     microbatch_group_size_per_virtual_pipeline_stage: int | None = tagged(None, "filling")
     use_tp_pp_dp_mapping: bool = False

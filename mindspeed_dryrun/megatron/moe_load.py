@@ -19,8 +19,36 @@ class MoeLoad:
     factor: float = 1.0
     tokens: tuple[int, ...] = ()
 
+    @property
+    def is_even(self) -> bool:
+        """Every expert gets the same number of tokens."""
+        return self.factor == 1 and not self.tokens
+
+    def __str__(self) -> str:
+        """As `parse` reads it; an observed load is spelled out, so that a record needs no file."""
+        if self.tokens:
+            return json.dumps(self.tokens)
+        return "even" if self.is_even else f"hot:{self.factor:g}"
+
+    @property
+    def words(self) -> str:
+        """For people."""
+        if self.tokens:
+            return f"the tokens per expert that were given, the busiest of {len(self.tokens)} with {max(self.tokens)}"
+        return "an even load" if self.is_even else f"{self.factor:g} × an even load on every simulated rank"
+
+    def busiest(self, total: int, experts: int, local: int) -> list[int]:
+        """Of `total` routed tokens, what each of the `local` experts of the busiest rank receives."""
+        if not self.tokens:
+            return self.counts(total, experts, range(local))
+        groups = (range(start, start + local) for start in range(0, experts, local))
+        return max((self.counts(total, experts, group) for group in groups), key=sum)
+
     def counts(self, total: int, experts: int, local: Sequence[int]) -> list[int]:
         """Of `total` routed tokens, how many each local expert receives; rounded up, an under-estimate is dangerous."""
+        if self.is_even:
+            shares = [total * (part + 1) // experts - total * part // experts for part in range(experts)]
+            return [shares[expert] for expert in local]
         if not self.tokens:
             return [math.ceil(total / experts * self.factor)] * len(local)
         if len(self.tokens) != experts:
@@ -30,13 +58,13 @@ class MoeLoad:
 
 
 def parse(value: str) -> MoeLoad:
-    """`even`, `hot:2.0`, or the path of a JSON file: a list of tokens per expert, or one such list for each rank."""
+    """`even`, `hot:2.0`, or a list of tokens per expert, or one such list for each rank: as JSON, or a file of it."""
     if value == "even":
         return MoeLoad()
     if value.startswith("hot:"):
         return MoeLoad(factor=_factor(value))
     try:
-        data = json.loads(Path(value).read_text(encoding="utf-8"))
+        data = json.loads(value if value.startswith("[") else Path(value).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UsageError(f"The MoE load '{value}' is not even, hot:X or a readable JSON file ({error}).") from None
     return MoeLoad(tokens=_tokens(value, data))

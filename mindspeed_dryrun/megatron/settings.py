@@ -132,6 +132,18 @@ def read(args: Sequence[str], rank: int, world_size: int) -> Settings:
     )
 
 
+def problem(args: Sequence[str]) -> str:
+    """Why the embedded trainer cannot run these arguments, known before a rank starts; empty where it can."""
+    found = flags.check(args).problem()
+    if found:
+        return found
+    try:
+        _refuse_unmodelled(flags.parse(args))
+    except UsageError as error:
+        return str(error)
+    return ""
+
+
 def _implied(given: TrainerFlags) -> dict[str, Any]:
     """What Megatron and MindSpeed-LLM set from other flags."""
     return {
@@ -147,7 +159,12 @@ def _implied(given: TrainerFlags) -> dict[str, Any]:
 def _refuse_unmodelled(given: TrainerFlags) -> None:
     """Combinations that Megatron accepts and the embedded trainer does not allocate for."""
     if not given.use_flash_attn and given.context_parallel_size == 1:
-        raise UsageError("--use-flash-attn is missing: attention without it is not modelled, and not run by MindSpeed-LLM.")
+        _refuse_plain_attention(given)
+    elif given.attention_dropout:
+        raise UsageError(
+            f"--attention-dropout {given.attention_dropout:g} with fused attention fails in MSAdapter's operator, which gets no "
+            "drop mask: set --attention-dropout 0."
+        )
     if given.reset_position_ids and given.context_parallel_size > 1:
         raise UsageError("--reset-position-ids with context parallelism is not modelled: run it with the script's own trainer.")
     if given.num_experts and given.moe_token_dispatcher_type == "alltoall" and given.tensor_model_parallel_size > 1:
@@ -155,11 +172,26 @@ def _refuse_unmodelled(given: TrainerFlags) -> None:
             "--moe-token-dispatcher-type alltoall with tensor parallelism fails in MSAdapter (distributed.reduce_scatter): "
             "use alltoall_seq."
         )
+    _refuse_latent_attention(given)
+    fused = given.coc_fused_kernel and given.sequence_parallel and given.tensor_model_parallel_size > 1
+    if given.use_ascend_coc and not fused:
+        raise UsageError("--use-ascend-coc is modelled with --coc-fused-kernel, --sequence-parallel and tensor parallelism only.")
+
+
+def _refuse_latent_attention(given: TrainerFlags) -> None:
     latent = bool(given.spec and given.spec.endswith("deepseek_spec"))
     if latent != given.multi_latent_attention:
         raise UsageError("--multi-latent-attention is modelled with --spec mindspeed_llm.tasks.models.spec.deepseek_spec only.")
     if latent and given.context_parallel_size > 1:
         raise UsageError("Multi-latent attention with context parallelism is not modelled: run it with the script's own trainer.")
-    fused = given.coc_fused_kernel and given.sequence_parallel and given.tensor_model_parallel_size > 1
-    if given.use_ascend_coc and not fused:
-        raise UsageError("--use-ascend-coc is modelled with --coc-fused-kernel, --sequence-parallel and tensor parallelism only.")
+
+
+def _refuse_plain_attention(given: TrainerFlags) -> None:
+    """Attention without `--use-flash-attn` is Megatron's own, with scores of [heads, sequence, sequence]."""
+    if not given.no_masked_softmax_fusion:
+        raise UsageError("Attention without --use-flash-attn is modelled with --no-masked-softmax-fusion only.")
+    if given.multi_latent_attention or given.reset_position_ids or given.stage:
+        raise UsageError(
+            "Without --use-flash-attn, multi-latent attention, --reset-position-ids and fine-tuning are not modelled: "
+            "add --use-flash-attn."
+        )

@@ -33,7 +33,7 @@ class RunSpec:
     trainer: str = "auto"
     explain: bool = False
     check_classes: int = 0
-    moe_imbalance: float = 1.0
+    moe_load: str = "even"  # or hot:X, or tokens per expert as a JSON list
     patch_files: tuple[str, ...] = ()
     device: str | None = None  # a name, or a hardware file
     device_from: str | None = None  # worker logs of a real run

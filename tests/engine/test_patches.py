@@ -200,9 +200,9 @@ print("SOURCES", self.num_global_tokens_per_local_expert_cpu.ravel().tolist())
 """
 
 
-@pytest.mark.parametrize(("factor", "received"), [(1.0, 16), (1.5, 24)])
-def test_a_dispatcher_gets_even_splits_times_the_imbalance(rank: Rank, factor: float, received: int) -> None:
-    settings = json.dumps({"moe_imbalance": factor})
+@pytest.mark.parametrize(("load", "received"), [("even", 16), ("hot:1.5", 24), ("[5, 5, 5, 5, 15, 15, 15, 15]", 24)])
+def test_a_dispatcher_gets_the_load_of_the_busiest_rank(rank: Rank, load: str, received: int) -> None:
+    settings = json.dumps({"moe_load": load})
     done = rank.run(DISPATCHER, [PATCHES[HIDDEN], PATCHES["megatron-moe-alltoall-seq"]], settings=settings)
     assert f"SPLITS [64, 64] {[4 * received] * 2} {[2 * received] * 4} 128" in done.stdout, (
         done.stdout[-500:] + done.stderr[-2000:]

@@ -36,13 +36,13 @@ MOE = DENSE + (  # noqa: SIM905
 
 
 def used_peak(
-    out: Path, more: str, world_size: int, rank: int = 0, base: Sequence[str] = MOE, without: str = ""
+    out: Path, more: str, world_size: int, rank: int = 0, base: Sequence[str] = MOE, without: str = "", **spec: str
 ) -> int | None:
     """One rank of the small job, launched as a user would."""
     argv = ["--worker_num", str(world_size), "--local_worker_num", str(world_size), "pretrain_gpt.py"]
     args = [word for word in override_args(base, more.split()) if word != without]
     job = understand(read_msrun_call([*argv, *args], str(out)), "script.sh")
-    report = dry_run_job(job, out / "record", RunSpec(ranks=str(rank), trainer="embedded"), Execution(jobs=1))
+    report = dry_run_job(job, out / "record", RunSpec(ranks=str(rank), trainer="embedded", **spec), Execution(jobs=1))
     (result,) = report.ranks
     assert result.status == "ok", result.error
     return result.used_peak_mb
@@ -78,6 +78,33 @@ def test_experts_are_counted_as_mindspeed_llm_counts_them(
 
 def test_experts_one_by_one(tmp_path: Path) -> None:
     assert used_peak(tmp_path, "", 2, without="--moe-grouped-gemm") == 2761
+
+
+def test_attention_without_the_fused_operator(tmp_path: Path) -> None:
+    more = "--pipeline-model-parallel-size 2 --attention-softmax-in-fp32"
+    assert used_peak(tmp_path, more, 2, base=DENSE, without="--use-flash-attn") == 3232
+
+
+def test_a_busier_rank_holds_more(tmp_path: Path) -> None:
+    even, hot, logged = (
+        used_peak(tmp_path / load[:4], "", 2, moe_load=load) or 0 for load in ("even", "hot:2", str([1] * 8 + [3] * 8))
+    )
+    assert even < logged < hot
+
+
+LATENT = (
+    "--spec mindspeed_llm.tasks.models.spec.deepseek_spec layer_spec --multi-latent-attention --qk-pos-emb-head-dim 32 "
+    "--qk-head-dim 64 --kv-lora-rank 128 --v-head-dim 64 --qk-layernorm --rope-scaling-type yarn --num-query-groups 16"
+)
+
+
+@pytest.mark.parametrize(
+    ("more", "used_peak_mb"),
+    [("--q-lora-rank 384", 2642), ("", 2694), ("--q-lora-rank 384 --mla-fa-without-pad --mla-mm-split", 2578)],
+    ids=["compressed queries", "whole queries", "split products, no padding"],
+)
+def test_latent_attention(tmp_path: Path, more: str, used_peak_mb: int) -> None:
+    assert used_peak(tmp_path, f"{LATENT} {more}", 2, base=DENSE) == used_peak_mb
 
 
 TUNE = "--stage sft --is-instruction-dataset --finetune --variable-seq-lengths"

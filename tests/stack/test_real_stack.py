@@ -117,7 +117,7 @@ def test_more_imbalance_is_more_memory(tmp_path: Path, engine: Any) -> None:
     call = read_msrun_call(["--worker_num", str(world), program, *SMALL, *flags.split()], str(LLM))
     used = []
     for factor in (1.0, 2.0):
-        plan = make_plan(understand(call, "test.sh"), engine, ranks="0", trainer="script", moe_imbalance=factor)
+        plan = make_plan(understand(call, "test.sh"), RunSpec(ranks="0", trainer="script", moe_load=f"hot:{factor}"), engine)
         task = plan.tasks[0]
         record = tmp_path / str(factor)
         record.mkdir()

@@ -48,3 +48,19 @@ def test_a_file_of_something_else_is_refused(tmp_path: Path, text: str) -> None:
     file.write_text(text)
     with pytest.raises(UsageError, match="tokens per expert"):
         moe_load.parse(str(file))
+
+
+def test_an_even_load_that_does_not_divide_loses_no_token() -> None:
+    even = moe_load.parse("even")
+    assert sum(even.counts(10, 4, range(4))) == 10
+
+
+def test_the_busiest_rank_is_the_one_that_is_counted() -> None:
+    load = moe_load.parse("[10, 30, 5, 5]")
+    assert load.busiest(100, 4, 2) == [20, 60]
+    assert moe_load.parse("hot:2").busiest(100, 4, 2) == [50, 50]
+
+
+@pytest.mark.parametrize("text", ["even", "hot:1.5", "[3, 1, 2]"])
+def test_a_load_is_kept_in_a_record_as_it_is_read(text: str) -> None:
+    assert str(moe_load.parse(text)) == text

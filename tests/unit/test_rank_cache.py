@@ -82,7 +82,7 @@ def test_a_counted_rank_is_put_back_and_says_so(cache: RankCache, tmp_path: Path
         {"argv": ("python", "-m", "mindspeed_dryrun.rank", EMBEDDED, "--num-layers", "29")},
         {"argv": ("python3", "-m", "mindspeed_dryrun.rank", EMBEDDED, "--num-layers", "28")},
         {"env": {**a_task().env, "MS_DEV_ANYTHING": "1"}},
-        {"env": {**a_task().env, "MINDSPEED_DRYRUN": '{"moe_imbalance": 1.5}'}},
+        {"env": {**a_task().env, "MINDSPEED_DRYRUN": '{"moe_load": "hot:1.5"}'}},
         {"iterations": 3},
     ],
 )

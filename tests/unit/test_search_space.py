@@ -227,7 +227,7 @@ def test_search_and_trainer_agree_on_derived_sizes(more: str) -> None:
     """The width of the MLP, its gate and the padded vocabulary have one source."""
     words = (
         "--num-layers 4 --hidden-size 4096 --num-attention-heads 32 --seq-length 2048 --max-position-embeddings 2048 "
-        f"--micro-batch-size 1 --global-batch-size 8 --use-flash-attn --bf16 {more}"
+        f"--micro-batch-size 1 --global-batch-size 8 --use-flash-attn --attention-dropout 0 --bf16 {more}"
     ).split()
     found, settings = read_shape(words), read_settings(words, 0, 1)
     assert (found.ffn, found.vocab, found.head_dim) == (settings.ffn_size, settings.padded_vocab, settings.kv_size)

@@ -22,7 +22,7 @@ DENSE = [call for call in CALLS if Path(call["script"]).name.startswith("pretrai
 QWEN = (  # noqa: SIM905
     "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --sequence-parallel --num-layers 28 --hidden-size 3584 "
     "--ffn-hidden-size 18944 --num-attention-heads 28 --group-query-attention --num-query-groups 4 --seq-length 4096 "
-    "--micro-batch-size 1 --global-batch-size 8 --padded-vocab-size 152064 --use-flash-attn --bf16 --swiglu"
+    "--micro-batch-size 1 --global-batch-size 8 --padded-vocab-size 152064 --use-flash-attn --bf16 --swiglu --attention-dropout 0.0"
 ).split()
 
 
@@ -195,3 +195,30 @@ def test_latent_attention_comes_with_its_layer_spec() -> None:
 def test_rotated_dimensions_of_latent_attention_are_yarn_s() -> None:
     assert read(*DEEPSEEK, "--rope-scaling-type", "yarn").rotary_size == 64
     assert read(*DEEPSEEK).rotary_size == 128
+
+
+def test_attention_without_the_fused_operator_is_modelled_with_a_plain_softmax() -> None:
+    plain = [word for word in QWEN if word != "--use-flash-attn"]
+    found = settings.read([*plain, "--no-masked-softmax-fusion"], rank=0, world_size=4)
+    assert not found.use_flash_attn
+    with pytest.raises(UsageError, match="--no-masked-softmax-fusion"):
+        settings.read(plain, rank=0, world_size=4)
+    with pytest.raises(UsageError, match="add --use-flash-attn"):
+        settings.read([*plain, "--no-masked-softmax-fusion", "--stage", "sft"], rank=0, world_size=4)
+
+
+def test_one_tensor_size_for_experts_and_attention_with_alltoall_seq() -> None:
+    more = ["--num-experts", "16", "--moe-token-dispatcher-type", "alltoall_seq", "--expert-tensor-parallel-size", "1"]
+    with pytest.raises(UsageError, match="does not work with expert TP 1 and TP 2"):
+        read(*more)
+
+
+def test_layers_of_the_first_and_last_stage() -> None:
+    found = read("--decoder-first-pipeline-num-layers", "12")
+    assert [sum(map(len, stage)) for stage in found.layout.stages] == [12, 16]
+
+
+def test_what_fails_upstream_is_said_before_a_rank_starts() -> None:
+    assert settings.problem(QWEN) == ""
+    assert "drop mask" in settings.problem([*QWEN, "--attention-dropout", "0.1"])
+    assert "--swap-attention" in settings.problem([*QWEN, "--swap-attention"])

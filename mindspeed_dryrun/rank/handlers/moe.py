@@ -1,24 +1,27 @@
 """Mixture of experts without values: where tokens go is decided on the device, and a dry run reads only zeros from it.
 
-So the load is assumed: every expert gets the same number of tokens. `launch --moe-imbalance` makes this rank's experts
-receive that many times their even share.
+So the load is assumed: every expert gets the same number of tokens. With `launch --moe-load` this rank's experts receive what
+those of the busiest rank would.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from mindspeed_dryrun.megatron.arguments import Arguments
+from mindspeed_dryrun.megatron.moe_load import MoeLoad, parse
 from mindspeed_dryrun.rank import activation as config
 
 
-def imbalance() -> float:
-    """How many times the even share this rank's experts receive."""
-    return float(config.current().get("moe_imbalance") or 1.0)
+@functools.cache
+def load() -> MoeLoad:
+    """How tokens are spread over experts, as the command line says."""
+    return parse(str(config.current().get("moe_load") or "even"))
 
 
 def even_shares(total: int, parts: int) -> list[int]:
@@ -107,8 +110,9 @@ def _received(routing_map: Any) -> int:
 
 
 def _share(tokens: int, top_k: int, local_experts: int, experts: int) -> int:
-    share = tokens * top_k * local_experts / experts
-    return min(round(share * (imbalance() if local_experts < experts else 1)), tokens * local_experts)
+    if local_experts == experts or load().is_even:
+        return min(round(tokens * top_k * local_experts / experts), tokens * local_experts)
+    return min(sum(load().busiest(tokens * top_k, experts, local_experts)), tokens * local_experts)
 
 
 @contextmanager
@@ -178,15 +182,14 @@ def preprocess(original: Callable[..., Any]) -> Callable[..., Any]:
 
         original(self, routing_map)
         experts, local = int(self.num_experts), int(self.num_local_experts)
-        if self.drop_and_pad:
-            counts = [int(self.capacity)] * experts
-        else:
-            counts = even_shares(int(routing_map.shape[0]) * int(self.config.moe_router_topk), experts)
+        total = int(routing_map.shape[0]) * int(self.config.moe_router_topk)
+        counts = [_capped(self, count, total) for count in even_shares(total, experts)]
         self.num_out_tokens = sum(counts)
         groups = experts // local
         tensor_parts = int(self.tp_size) if hasattr(self, "output_splits_tp") else 1
-        factor = 1.0 if self.drop_and_pad or groups == 1 else imbalance()
-        received = [round(counts[index] * factor) for index in self.local_expert_indices]
+        received = [counts[index] for index in self.local_expert_indices]
+        if groups > 1 and not load().is_even:
+            received = [_capped(self, count, total) for count in load().busiest(total, experts, local)]
         # Python integers in an array: MSAdapter refuses sizes made of numpy's.
         splits = {
             "input_splits": [sum(counts[group * local : (group + 1) * local]) for group in range(groups)],
@@ -213,6 +216,14 @@ def preprocess(original: Callable[..., Any]) -> Callable[..., Any]:
         return torch.tensor([count * groups * tensor_parts for count in received], dtype=torch.int64)
 
     return call
+
+
+def _capped(dispatcher: Any, count: int, total: int) -> int:
+    """What an expert keeps of `count` tokens: all, or its capacity; padded to it where the flags say so."""
+    if dispatcher.drop_and_pad:
+        return int(dispatcher.capacity)
+    factor = dispatcher.config.moe_expert_capacity_factor
+    return count if factor is None else min(count, math.ceil(total / int(dispatcher.num_experts) * factor))
 
 
 # -- grouped matrix products -----------------------------------------------------------------------------------------

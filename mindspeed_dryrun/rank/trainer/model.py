@@ -15,6 +15,7 @@ from megatron.core.models.gpt import GPTModel
 from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
 from megatron.core.tensor_parallel.layers import set_defaults_if_not_set_tensor_model_parallel_attributes
 from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubmodules
+from megatron.core.transformer.dot_product_attention import DotProductAttention
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.identity_op import IdentityOp
 from megatron.core.transformer.module import Float16Module
@@ -65,6 +66,8 @@ def transformer_config(settings: Settings) -> TransformerConfig:
         qk_layernorm=settings.query_key_norms,
         rotary_interleaved=settings.rotary_interleaved,
         attention_dropout=settings.attention_dropout,
+        attention_softmax_in_fp32=settings.attention_softmax_in_fp32,
+        apply_query_key_layer_scaling=settings.apply_query_key_layer_scaling,
         hidden_dropout=settings.hidden_dropout,
         fp32_residual_connection=settings.fp32_residual_connection,
         fp16=settings.fp16,
@@ -192,7 +195,7 @@ def attention_spec(settings: Settings, norm: ModuleSpec) -> ModuleSpec:
     qk_norm = norm if settings.query_key_norms else IdentityOp
     attention = SelfAttentionSubmodules(
         linear_qkv=ColumnParallelLinear,
-        core_attention=context_parallel.attention_spec(settings),
+        core_attention=context_parallel.attention_spec(settings) if settings.use_flash_attn else DotProductAttention,
         linear_proj=RowParallelLinear,
         q_layernorm=qk_norm,
         k_layernorm=qk_norm,

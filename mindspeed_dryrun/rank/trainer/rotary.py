@@ -27,6 +27,8 @@ class Rotary(torch.nn.Module):  # type: ignore[misc]
 
     def forward(self, length: int) -> Any:
         positions = torch.arange(length, device=self.inv_freq.device, dtype=self.inv_freq.dtype) + 0
+        if self.settings.rope_scaling_type == "longrope":
+            self._stretch(positions)
         angles = torch.outer(positions, self.inv_freq)
         if self.settings.use_glm_rope:
             table = torch.stack([torch.cos(angles), torch.sin(angles)], dim=-1)
@@ -35,6 +37,14 @@ class Rotary(torch.nn.Module):  # type: ignore[misc]
         else:
             table = torch.cat((angles, angles), dim=-1)
         return self.seq_slice(table[:, None, None, :])
+
+    def _stretch(self, positions: Any) -> None:
+        """LongRoPE: each frequency has a factor; with `mul` upstream makes angles from them that nothing uses."""
+        factors = torch.ones(self.inv_freq.shape[0], dtype=torch.float32, device=self.inv_freq.device)
+        if self.settings.longrope_freqs_type == "outer":
+            self.inv_freq = 1.0 / (factors * self.inv_freq)
+        else:
+            torch.mul(torch.outer(positions, 1.0 / factors), self.inv_freq)
 
 
 def rotate_half(x: Any) -> Any:
