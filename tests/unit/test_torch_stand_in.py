@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def library(tmp_path: Path) -> Path:
-    names = [*answers.names(), *(answers.SLOT + name for name in answers.names()), "aclnnMm", "aclCreateTensor"]
+    names = [*answers.names(), *(answers.SLOT + name for name in answers.names()), "aclnnMm", "aclCreateScalar"]
     path = tmp_path / "libanswers.so"
     path.write_bytes(write_library(names, os.uname().machine, "libanswers.so", "Ascend910B2", torch_npu_behaviour))
     return path
@@ -36,8 +36,8 @@ def test_an_empty_slot_answers_0(library: Path) -> None:
     count = ctypes.c_uint32(7)
     assert loaded.aclrtGetDeviceCount(ctypes.byref(count)) == 0 and count.value == 7
     assert loaded.aclnnMm() == 0
-    loaded.aclCreateTensor.restype = ctypes.c_void_p
-    assert loaded.aclCreateTensor()
+    loaded.aclCreateScalar.restype = ctypes.c_void_p
+    assert loaded.aclCreateScalar()
 
 
 PROGRAM = """

@@ -115,12 +115,15 @@ def _share(tokens: int, top_k: int, local_experts: int, experts: int) -> int:
 def _selecting(tensor: Any, count: int) -> Iterator[None]:
     """`masked_select` gives `count` elements, whatever the mask: which ones has no bearing on memory."""
     tensor_class = _class_with(type(tensor), "masked_select")
-    real = tensor_class.__dict__["masked_select"]
+    real = tensor_class.__dict__.get("masked_select")
     tensor_class.masked_select = lambda values, mask: select(values, mask, count)
     try:
         yield
     finally:
-        tensor_class.masked_select = real
+        if real is None:
+            del tensor_class.masked_select
+        else:
+            tensor_class.masked_select = real
 
 
 def select(values: Any, mask: Any, count: int) -> Any:
@@ -162,7 +165,14 @@ def _selection() -> Any:
 
 
 def _class_with(kind: type, attribute: str) -> Any:
-    return next(base for base in kind.__mro__ if attribute in base.__dict__)
+    """The class to replace a method in: the one that has it, or, where C code has it (PyTorch), the first one above."""
+    written_in_python = 1 << 9  # Py_TPFLAGS_HEAPTYPE
+    above = kind
+    for base in kind.__mro__:
+        if attribute in base.__dict__:
+            return base if base.__flags__ & written_in_python else above
+        above = base
+    raise AttributeError(f"{kind.__name__} has no {attribute}")
 
 
 # -- token dispatchers -----------------------------------------------------------------------------------------------
