@@ -6,7 +6,7 @@ import pytest
 
 from mindspeed_dryrun.errors import DryRunError
 from mindspeed_dryrun.launch import patch_catalogue
-from mindspeed_dryrun.rank.handlers.moe import _class_with
+from mindspeed_dryrun.rank.handlers.tensor_methods import owner_of, replaced_method
 from mindspeed_dryrun.rank.torch_npu import atb
 
 
@@ -33,4 +33,7 @@ def test_a_method_of_a_c_class_is_replaced_in_the_class_above_it() -> None:
     class Parameter(Tensor):
         pass
 
-    assert _class_with(Parameter, "find") is Tensor and _class_with(Tensor, "find") is Tensor
+    assert owner_of(Parameter, "find") is Tensor and owner_of(Tensor, "find") is Tensor
+    with replaced_method(Parameter, "find", lambda method: lambda self, what: method(self, what) + 1):
+        assert Parameter(b"ab").find(b"b") == Tensor(b"ab").find(b"b") == 2
+    assert Tensor(b"ab").find(b"b") == 1 and "find" not in Tensor.__dict__

@@ -14,6 +14,7 @@ from typing import Any
 
 from mindspeed_dryrun.megatron.arguments import Arguments
 from mindspeed_dryrun.rank import activation as config
+from mindspeed_dryrun.rank.handlers.tensor_methods import replaced_method
 
 
 def imbalance() -> float:
@@ -114,16 +115,8 @@ def _share(tokens: int, top_k: int, local_experts: int, experts: int) -> int:
 @contextmanager
 def _selecting(tensor: Any, count: int) -> Iterator[None]:
     """`masked_select` gives `count` elements, whatever the mask: which ones has no bearing on memory."""
-    tensor_class = _class_with(type(tensor), "masked_select")
-    real = tensor_class.__dict__.get("masked_select")
-    tensor_class.masked_select = lambda values, mask: select(values, mask, count)
-    try:
+    with replaced_method(type(tensor), "masked_select", lambda method: lambda values, mask: select(values, mask, count)):
         yield
-    finally:
-        if real is None:
-            del tensor_class.masked_select
-        else:
-            tensor_class.masked_select = real
 
 
 def select(values: Any, mask: Any, count: int) -> Any:
@@ -162,17 +155,6 @@ def _selection() -> Any:
             return scattered, None, None
 
     return Selection
-
-
-def _class_with(kind: type, attribute: str) -> Any:
-    """The class to replace a method in: the one that has it, or, where C code has it (PyTorch), the first one above."""
-    written_in_python = 1 << 9  # Py_TPFLAGS_HEAPTYPE
-    above = kind
-    for base in kind.__mro__:
-        if attribute in base.__dict__:
-            return base if base.__flags__ & written_in_python else above
-        above = base
-    raise AttributeError(f"{kind.__name__} has no {attribute}")
 
 
 # -- token dispatchers -----------------------------------------------------------------------------------------------
