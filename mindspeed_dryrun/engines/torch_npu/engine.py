@@ -15,7 +15,13 @@ from mindspeed_dryrun.engines.cann.real import find_real_cann
 from mindspeed_dryrun.engines.cann.stand_in import StandIn
 from mindspeed_dryrun.engines.torch_npu.stand_in import torch_npu_stand_in
 from mindspeed_dryrun.errors import DryRunError
-from mindspeed_dryrun.rank.torch_npu import ENGINE, EXTENSIONS_VARIABLE, SNAPSHOT, SNAPSHOT_VARIABLE
+from mindspeed_dryrun.rank.torch_npu import (
+    ENGINE,
+    EXTENSIONS_VARIABLE,
+    SNAPSHOT,
+    SNAPSHOT_VARIABLE,
+    TASK_QUEUE_VARIABLE,
+)
 from mindspeed_dryrun.record.model import EngineSummary
 
 _FIND = "import importlib.util as u; s = u.find_spec('torch_npu'); print(s.submodule_search_locations[0] if s else '')"
@@ -49,6 +55,9 @@ class TorchEngine:
     def environment(self, base: Mapping[str, str]) -> dict[str, str]:
         """The environment of a simulated rank, made from the user's."""
         environ = {name: value for name, value in base.items() if name not in _UNSET} | self.base.variables() | _SETTINGS
+        # A queue's second thread would wait for Python, which the first one holds while it waits for the queue. Without the queue
+        # the same calls come in the same order; where workspace is taken from is decided by the script's own setting.
+        environ[TASK_QUEUE_VARIABLE] = base.get("TASK_QUEUE_ENABLE", "1")
         environ["ASCEND_TOOLKIT_HOME"] = str(self.base.home)
         environ[EXTENSIONS_VARIABLE] = str(cache_root() / "torch_extensions" / self.base.home.parent.name)
         for name, folders in self.base.search_paths().items():

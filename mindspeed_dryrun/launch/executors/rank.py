@@ -66,7 +66,7 @@ class Progress:
     total: int | None = None
     memory_mb: int | None = None
     allocator: list[dict[str, int]] = field(default_factory=list)  # the engine's own figures, after each iteration and last
-    communicators: list[list[int]] | None = None
+    told: dict[str, Any] = field(default_factory=dict)  # what else the engine said at the end of the run
     _offset: int = 0
 
     def read(self) -> bool:
@@ -86,7 +86,7 @@ class Progress:
 
     def details(self) -> dict[str, Any]:
         """What an engine told beside its peaks, for `result.json`."""
-        details = {"allocator": self.allocator, "communicators": self.communicators}
+        details = {"allocator": self.allocator, **self.told}
         return {name: value for name, value in details.items() if value}
 
     def _take(self, entry: Any) -> None:
@@ -99,7 +99,7 @@ class Progress:
         self.memory_mb = max(self.memory_mb or 0, memory_mb) if isinstance(memory_mb, int) else self.memory_mb
         if entry.get("allocator"):
             self.allocator.append(entry["allocator"])
-        self.communicators = entry.get("communicators", self.communicators)
+        self.told |= {name: entry[name] for name in ("communicators", "workspace", "workspace_unknown") if name in entry}
 
     def with_figures(self, log: RankLog) -> RankLog:
         """The log with the figures of an engine that tells them here (torch_npu) instead of printing them (MindSpore)."""

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from mindspeed_dryrun.rank.torch_npu import objects, runtime
+from mindspeed_dryrun.rank.torch_npu import objects, runtime, workspace
 from mindspeed_dryrun.rank.torch_npu.slots import ANSWERS, SLOT, fill_slots
 
 CANN_VERSION = runtime.CANN_VERSION
 communicators = runtime.communicators
 memory = runtime.memory
 described = objects.described
-__all__ = ["CANN_VERSION", "SLOT", "communicators", "described", "install", "memory", "names"]
+workspaces = workspace.largest
+__all__ = ["CANN_VERSION", "SLOT", "communicators", "described", "install", "memory", "names", "workspaces"]
 
 
 def names() -> tuple[str, ...]:

@@ -63,6 +63,7 @@ def finish() -> dict[str, Any]:
     return {
         "allocator": _figures(),
         "communicators": [list(item) for item in answers.communicators],
+        "workspace": dict(sorted(answers.workspaces.items())),
         "workspace_unknown": sorted(slots.called),
     }
 
