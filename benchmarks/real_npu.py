@@ -36,7 +36,7 @@ class RealRank:
 
     job: str
     branch: str  # that it ran on, or the newest that is named
-    current: bool  # a job of today's releases (26.x)
+    current: bool  # its baseline was made for today's releases (26.x), not kept from an older one
     rank: int
     real_allocated: float
     real_max: float
@@ -79,7 +79,7 @@ def read_jobs(file: Path) -> list[RealJob]:
     jobs = []
     for (name, branches), rows in groups.items():
         names = tuple(branches.split())
-        current = any(branch.startswith("26.") or branch == "master" for branch in names)
+        current = names[0].startswith("26.") or names[0] == "master"
         ranks = tuple(
             RealRank(
                 job=name,
@@ -163,8 +163,8 @@ def markdown(ranks: Iterable[RealRank], versions: str) -> str:
         "Figures are megabytes (2^20 bytes) of torch_npu's allocator. Adam's states come after the first iteration: these are not the",
         "peaks of a run. Made by `benchmarks/real_npu.py`.",
         "",
-        f"- Current jobs (26.x): {summary([rank for rank in ordered if rank.current])}",
-        f"- Older jobs: {summary([rank for rank in ordered if not rank.current])}",
+        f"- Baselines made for 26.x: {summary([rank for rank in ordered if rank.current])}",
+        f"- Older baselines, of which some still stand in 26.x: {summary([rank for rank in ordered if not rank.current])}",
         "",
         "| job | branch | rank | allocated: real | ours | difference | max allocated: real | ours | difference |",
         "|---|---|---|---|---|---|---|---|---|",
@@ -188,6 +188,7 @@ def main() -> None:
     parser.add_argument("--stacks", type=Path, required=True, help="folder of checkouts, BRANCH/MindSpeed-LLM and its siblings")
     parser.add_argument("--records", type=Path, required=True, help="folder for the records")
     parser.add_argument("--markdown", type=Path, required=True, help="file for the table")
+    parser.add_argument("--margin", type=Path, help="file for the margin (mindspeed_dryrun/engines/torch_npu/margin.json)")
     parser.add_argument("--only", action="append", default=[], metavar="PATTERN", help="jobs by name")
     parser.add_argument("--jobs", type=int, default=1, help="ranks at a time")
     parser.add_argument("--timeout", type=float, default=900.0, metavar="S", help="for each rank")
@@ -208,14 +209,33 @@ def main() -> None:
         for row in rows:
             print(row.job, row.branch, row.rank, row.difference, row.percent, row.error, flush=True)
         args.markdown.write_text(markdown(_all(jobs, done), _versions()), encoding="utf-8")
-    args.markdown.write_text(markdown(_all(jobs, done), _versions()), encoding="utf-8")
+    ranks = _all(jobs, done)
+    args.markdown.write_text(markdown(ranks, _versions()), encoding="utf-8")
+    if args.margin:
+        args.margin.write_text(json.dumps(margin(ranks), indent=2) + "\n", encoding="utf-8")
+
+
+def margin(ranks: Sequence[RealRank]) -> dict[str, float]:
+    """What the engine prints beside a verdict: how far max allocated was from the real one, on current jobs that ran."""
+    ran = [rank for rank in ranks if rank.current and rank.percent is not None]
+    percents = [rank.percent or 0.0 for rank in ran]
+    return {
+        "jobs": len({(rank.job, rank.branch) for rank in ran}),
+        "ranks": len(ran),
+        "lowest_percent": round(min(percents, default=0.0), 2),
+        "highest_percent": round(max(percents, default=0.0), 2),
+        "within_1_percent": sum(abs(percent) <= MAX_PERCENT for percent in percents),
+    }
 
 
 def _all(jobs: Iterable[RealJob], done: dict[str, list[dict[str, object]]]) -> list[RealRank]:
     result = []
     for job in jobs:
         rows = done.get(job.key)
-        result += [RealRank(**row) for row in rows] if rows else [dataclasses.replace(r, error="not tried") for r in job.ranks]  # type: ignore[arg-type]
+        if rows:
+            result += [RealRank(**{**row, "current": job.ranks[0].current}) for row in rows]  # type: ignore[arg-type]
+        else:
+            result += [dataclasses.replace(rank, error="not tried") for rank in job.ranks]
     return result
 
 

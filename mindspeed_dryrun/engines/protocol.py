@@ -35,6 +35,14 @@ class Engine(Protocol):
     def summary(self) -> EngineSummary:
         """What a record says of it."""
 
+    @property
+    def not_counted(self) -> tuple[str, ...]:
+        """What it cannot see of a rank's memory, whatever the job."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What to know about its figures."""
+
     def environment(self, base: Mapping[str, str]) -> dict[str, str]:
         """The environment of a simulated rank, made from the user's."""
 

@@ -126,7 +126,7 @@ def make_plan(job: Job, spec: RunSpec, engine: Engine | None, timeout_s: float =
         )
         for item in classes
     )
-    notes = [*job.notes, *chosen.notes, *input_notes]
+    notes = [*(engine.notes if engine else ()), *job.notes, *chosen.notes, *input_notes]
     if job.is_megatron and count < job.microbatches:
         notes.append(
             f"{iterations} iterations of {count} microbatches are run (the job has {job.microbatches} in each): "

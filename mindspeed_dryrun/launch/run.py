@@ -230,10 +230,7 @@ def job_file(plan: Plan) -> JobFile:
 
 def not_counted(plan: Plan) -> list[str]:
     """What this engine at this level cannot see."""
-    level = plan.engine.level if plan.engine else 1
-    result = []
-    if level < 2:
-        result.append("operator workspace (level 1 does not ask CANN for it)")
+    result = list(plan.engine.not_counted if plan.engine else ())
     result.append("HCCL buffers, which lie outside the pool: see the communicators")
     if plan.job.arguments.has("--use-ascend-coc"):
         result.append("buffers of the fused communication kernels (NNAL)")

@@ -53,6 +53,16 @@ class MindSporeEngine:
         """What a record says of it."""
         return EngineSummary(self.name, self.version, self.cann, self.level)
 
+    @property
+    def not_counted(self) -> tuple[str, ...]:
+        """What it cannot see of a rank's memory, whatever the job."""
+        return ("operator workspace (level 1 does not ask CANN for it)",) if self.level < 2 else ()
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What to know about its figures: nothing."""
+        return ()
+
     def environment(self, base: Mapping[str, str]) -> dict[str, str]:
         """The environment of a simulated rank, made from the user's."""
         environ = {name: value for name, value in base.items() if name not in _UNSET}

@@ -13,6 +13,7 @@ from typing import ClassVar
 from mindspeed_dryrun.cache import cache_root
 from mindspeed_dryrun.engines.cann.real import find_real_cann
 from mindspeed_dryrun.engines.cann.stand_in import StandIn
+from mindspeed_dryrun.engines.torch_npu.margin import margin_sentence
 from mindspeed_dryrun.engines.torch_npu.stand_in import torch_npu_stand_in
 from mindspeed_dryrun.errors import DryRunError
 from mindspeed_dryrun.rank.torch_npu import (
@@ -51,6 +52,16 @@ class TorchEngine:
     def summary(self) -> EngineSummary:
         """What a record says of it."""
         return EngineSummary(self.name, self.version, self.cann, self.level)
+
+    @property
+    def not_counted(self) -> tuple[str, ...]:
+        """What it cannot see of a rank's memory; operators without a formula are named by the ranks themselves."""
+        return ()
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """How far its figures were from real NPUs: the engine is experimental until they are close."""
+        return (margin_sentence(),)
 
     def environment(self, base: Mapping[str, str]) -> dict[str, str]:
         """The environment of a simulated rank, made from the user's."""

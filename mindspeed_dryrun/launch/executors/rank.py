@@ -99,7 +99,7 @@ class Progress:
         self.memory_mb = max(self.memory_mb or 0, memory_mb) if isinstance(memory_mb, int) else self.memory_mb
         if entry.get("allocator"):
             self.allocator.append(entry["allocator"])
-        self.told |= {name: entry[name] for name in ("communicators", "workspace", "workspace_unknown") if name in entry}
+        self.told |= {name: entry[name] for name in ("groups", "workspace", "workspace_unknown") if name in entry}
 
     def with_figures(self, log: RankLog) -> RankLog:
         """The log with the figures of an engine that tells them here (torch_npu) instead of printing them (MindSpore)."""

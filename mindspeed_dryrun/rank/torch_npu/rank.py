@@ -62,7 +62,7 @@ def finish() -> dict[str, Any]:
     """The figures of the whole run, and the communicators that were made in it."""
     return {
         "allocator": _figures(),
-        "communicators": [list(item) for item in answers.communicators],
+        "groups": _groups(),
         "workspace": dict(sorted(answers.workspaces.items())),
         "workspace_unknown": sorted(slots.called),
     }
@@ -78,6 +78,26 @@ def _figures() -> dict[str, int]:
         "reserved": int(npu.memory_reserved()),
         "max_reserved": int(npu.max_memory_reserved()),
     }
+
+
+def _groups() -> dict[str, list[int]]:
+    """The process groups that a communicator was made for, with their ranks; HCCL makes one when a group is first used.
+
+    Pairs of ranks that send to each other have a communicator of their own, which no process group knows.
+    """
+    dist = sys.modules.get("torch.distributed")
+    if dist is None or not dist.is_initialized():
+        return {}
+    import torch
+
+    me, world, groups = dist.get_rank(), dist.distributed_c10d._world, {}
+    for group, name in world.pg_names.items():
+        with contextlib.suppress(Exception):  # a group on the host, or one of other ranks
+            backend = group._get_backend(torch.device("npu"))
+            if backend.get_hccl_comm_name(dist.get_rank(group), init_comm=False):
+                groups[str(name)] = sorted(world.pg_group_ranks[group])
+    pairs = [size for size, _ in answers.communicators][len(groups) :]
+    return groups | {f"pair_{number}": [me] * size for number, size in enumerate(pairs)}
 
 
 def _stop_unless_stand_in() -> None:
