@@ -55,10 +55,10 @@ class Row:
 
 
 def training_scripts(folder: Path, patterns: Sequence[str]) -> Iterator[Path]:
-    """Shell scripts that call msrun with a trainer of MindSpeed-LLM."""
+    """Shell scripts that call msrun or torchrun with a trainer of MindSpeed-LLM."""
     for script in sorted(folder.rglob("*.sh")):
         text = script.read_text(encoding="utf-8", errors="replace")
-        trains = "msrun" in text and ("pretrain_gpt.py" in text or "posttrain_gpt.py" in text)
+        trains = ("msrun" in text or "torchrun" in text) and ("pretrain_gpt.py" in text or "posttrain_gpt.py" in text)
         if trains and (not patterns or any(fnmatch(str(script.relative_to(folder)), pattern) for pattern in patterns)):
             yield script
 

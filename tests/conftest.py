@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from mindspeed_dryrun.engines.mindspore.engine import Engine, choose_engine
+from mindspeed_dryrun.engines.mindspore.engine import MindSporeEngine, choose_engine
 from mindspeed_dryrun.record.worker_log import RankLog, read_worker_log
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -39,13 +39,13 @@ class Simulated:
 
 
 @pytest.fixture(scope="session")
-def engine() -> Engine:
+def engine() -> MindSporeEngine:
     """The engine that dry runs use on this machine."""
     return choose_engine()
 
 
 @pytest.fixture
-def simulate(engine: Engine, tmp_path: Path) -> Callable[..., Simulated]:
+def simulate(engine: MindSporeEngine, tmp_path: Path) -> Callable[..., Simulated]:
     """Runs a Python program as one simulated rank in a folder of its own."""
 
     def run(program: str, rank: int = 0, world_size: int = 1, **environ: str) -> Simulated:

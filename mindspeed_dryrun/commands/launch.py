@@ -18,6 +18,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
+from mindspeed_dryrun.engines.protocol import Engine
 from mindspeed_dryrun.errors import DryRunError, UsageError
 from mindspeed_dryrun.launch.job import Job
 from mindspeed_dryrun.launch.plan import (
@@ -39,7 +40,7 @@ from mindspeed_dryrun.units import parse_size_mb
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The fixed options of `launch`."""
-    parser.add_argument("script", metavar="SCRIPT", help="the shell script that calls msrun")
+    parser.add_argument("script", metavar="SCRIPT", help="the shell script that calls msrun or torchrun")
     parser.add_argument("script_args", metavar="ARG", nargs="*", help="the script's own arguments")
     parser.add_argument(
         "--set", metavar="NAME=VALUE", action="append", default=[], help="change a variable of the script (repeatable)"
@@ -125,12 +126,14 @@ def run_job(job: Job, stem: Path, args: argparse.Namespace) -> int:
 
 
 def _show_plan(job: Job, out: Path, args: argparse.Namespace) -> int:
-    from mindspeed_dryrun.engines.mindspore.engine import choose_engine
+    from mindspeed_dryrun.engines.choice import engine_for
 
+    engine: Engine | None = None
+    missing = ""
     try:
-        engine, missing = choose_engine(args.level), ""
+        engine = engine_for(job.back_end, args.level)
     except DryRunError as error:
-        engine, missing = None, str(error)
+        missing = str(error)
     plan = dataclasses.replace(make_plan(job, spec_from(args), engine), time=predicted_time(job, args.hardware))
     if args.json:
         print(json.dumps(plan_json(plan, out), indent=2, ensure_ascii=False))
@@ -266,8 +269,8 @@ def plan_text(plan: Plan, out: Path) -> str:
             f"global batch {job.global_batch}, recompute {job.recompute or 'none'}, "
             f"distributed optimizer {'yes' if job.distributed_optimizer else 'no'}"
         )
-    engine = f"MindSpore {plan.engine.mindspore}, CANN {plan.engine.cann}, level {level}" if plan.engine else "none"
-    lines += [f"engine: {engine}", f"trainer: {plan.trainer.kind}", "", "msrun call, rewritten:"]
+    engine = f"{plan.engine.title}, CANN {plan.engine.cann}, level {level}" if plan.engine else "none"
+    lines += [f"engine: {engine}", f"trainer: {plan.trainer.kind}", "", f"{job.launcher} call, rewritten:"]
     lines.append("  " + shlex.join(rewritten_call(job, level, out)))
     lines += ["", "environment of a rank (what the script's own has not):"]
     lines += [f"  {name}={_shortened(value)}" for name, value in changed_environment(plan).items()]

@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
         )
         print(f"Stack {args.stack}: {folder}")
     engine = choose_engine()
-    print(f"Engine: MindSpore {engine.mindspore} on {'the ' if engine.cann == 'stand-in' else ''}{engine.cann} CANN")
+    print(f"Engine: {engine.title} on {'the ' if engine.cann == 'stand-in' else ''}{engine.cann} CANN")
     print(f"Engine packages: {packages.install()}")
     if args.stack:
         print(f"Use it: export {CORE_MS}={folder}")

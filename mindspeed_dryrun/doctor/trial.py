@@ -40,7 +40,7 @@ def engine_trial() -> Check:
         done = subprocess.run(command, env=environ, cwd=folder, check=False, stdout=out, stderr=err)
         log = read_worker_log(io.BytesIO(done.stdout))
     seconds = time.monotonic() - started
-    found = f"{log.used_peak_mb}M counted by MindSpore {engine.mindspore} on the {engine.cann} CANN in {seconds:.1f} s"
+    found = f"{log.used_peak_mb}M counted by {engine.title} on the {engine.cann} CANN in {seconds:.1f} s"
     if done.returncode == 0 and log.used_peak_mb == EXPECTED_MB:
         return Check("Engine trial", found, wanted, "ok")
     if log.used_peak_mb is None:

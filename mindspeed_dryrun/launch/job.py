@@ -114,6 +114,7 @@ class Job:
             parallel=self.parallel,
             trainer=trainer,
             trainer_args=self.args,
+            back_end=self.back_end,
         )
 
 

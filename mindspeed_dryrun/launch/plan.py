@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from mindspeed_dryrun import __version__
-from mindspeed_dryrun.engines.mindspore.engine import Engine
+from mindspeed_dryrun.engines.choice import NAMES
+from mindspeed_dryrun.engines.protocol import Engine
 from mindspeed_dryrun.errors import DryRunError, UsageError
 from mindspeed_dryrun.launch import patch_catalogue as catalogue
 from mindspeed_dryrun.launch.captured_call import TORCHRUN
@@ -126,7 +127,7 @@ def make_plan(job: Job, spec: RunSpec, engine: Engine | None, timeout_s: float =
         )
         for item in classes
     )
-    notes = [*job.notes, *chosen.notes, *input_notes]
+    notes = [*(engine.notes if engine else ()), *job.notes, *chosen.notes, *input_notes]
     if job.is_megatron and count < job.microbatches:
         notes.append(
             f"{iterations} iterations of {count} microbatches are run (the job has {job.microbatches} in each): "
@@ -140,7 +141,7 @@ def make_plan(job: Job, spec: RunSpec, engine: Engine | None, timeout_s: float =
         tasks=tasks,
         classes=tuple(item.rank for item in every_class),
         microbatches=count,
-        patches=tuple(catalogue.compile(extra=[Path(file) for file in spec.patch_files])),
+        patches=tuple(catalogue.compile(extra=[Path(file) for file in spec.patch_files], engine=NAMES[job.back_end])),
         notes=tuple(notes),
         checks=checks,
     )
@@ -192,31 +193,24 @@ def rank_environment(
 ) -> dict[str, str]:
     """Everything a rank's process sees: the script's exports, the engine's settings, its place, and our activation."""
     base = dict(job.env or os.environ)
-    env = engine.environment(base) if engine else base
     folder = f"{RECORD}/ranks/{rank:05d}"
-    env.update(
-        RANK_ID=str(rank),
-        RANK_SIZE=str(job.world_size),
-        MS_WORKER_NUM=str(job.world_size),
-        DEVICE_ID=str(rank % 8),
-        LOCAL_RANK=str(rank % job.local_world_size),
-        MS_DRY_RUN="1",
-        PYTHONDONTWRITEBYTECODE="1",
-        PYTHONUNBUFFERED="1",
-    )
+    env = base
+    if engine:
+        env = engine.environment(base) | engine.place(rank, job.world_size, job.local_world_size)
+        env |= engine.recording() if spec.explain else {}
+    env.update(MS_DRY_RUN="1", PYTHONDONTWRITEBYTECODE="1", PYTHONUNBUFFERED="1")
     env.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     env["PYTHONPATH"] = os.pathsep.join(
         dict.fromkeys(
             part for part in (*trainer.path, _PACKAGE_ROOT, *env.get("PYTHONPATH", "").split(os.pathsep)) if part
         )
     )
-    if spec.explain:
-        env["MS_ALLOC_CONF"] = "memory_tracker:True,memory_tracker_path:."  # a rank works in its own folder
     env[config.VARIABLE] = json.dumps(
         {
             "mode": "rank",
             "rank": rank,
             "world_size": job.world_size,
+            "engine": NAMES[job.back_end],
             "trainer": trainer.kind,
             "progress": f"{folder}/progress.jsonl",
             "patches": f"{RECORD}/patches.json",

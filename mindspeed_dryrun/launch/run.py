@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mindspeed_dryrun import __version__
-from mindspeed_dryrun.engines.mindspore.engine import Engine, choose_engine
+from mindspeed_dryrun.engines.choice import engine_for
+from mindspeed_dryrun.engines.protocol import Engine
 from mindspeed_dryrun.errors import DryRunError, UsageError
 from mindspeed_dryrun.launch.captured_call import MSRUN, CapturedCall
 from mindspeed_dryrun.launch.job import Job, understand
@@ -85,12 +86,12 @@ def dry_run_beside(
 
 def plan_job(job: Job, spec: RunSpec, execution: Execution | None = None) -> Plan:
     """The plan of a job on the engine of this machine."""
-    return make_plan(job, spec, _engine(spec.level), (execution or Execution()).timeout_s)
+    return make_plan(job, spec, _engine(job.back_end, spec.level), (execution or Execution()).timeout_s)
 
 
 @functools.lru_cache(maxsize=8)
-def _engine(level: int) -> Engine:
-    return choose_engine(level)
+def _engine(back_end: str, level: int) -> Engine:
+    return engine_for(back_end, level)
 
 
 def run_plan(plan: Plan, out: Path, execution: Execution, view: View | None = None) -> Report:
@@ -235,10 +236,7 @@ def job_file(plan: Plan) -> JobFile:
 
 def not_counted(plan: Plan) -> list[str]:
     """What this engine at this level cannot see."""
-    level = plan.engine.level if plan.engine else 1
-    result = []
-    if level < 2:
-        result.append("operator workspace (level 1 does not ask CANN for it)")
+    result = list(plan.engine.not_counted if plan.engine else ())
     result.append("HCCL buffers, which lie outside the pool: see the communicators")
     if plan.job.arguments.has("--use-ascend-coc"):
         result.append("buffers of the fused communication kernels (NNAL)")

@@ -84,16 +84,16 @@ def _script_trainer(job: Job) -> Trainer:
             missing.append(project)
         elif found:
             path.append(found)
-    adapter = _find_adapter(job, folder)
     problem = (
-        f"{' and '.join(missing)} not found: set {CORE_MS} to the folder that auto_convert.sh filled"
+        f"{' and '.join(missing)} not found: set {CORE_MS} to the folder that holds them"
         if missing
         else None
     )
-    try:
-        path += adapter or engine_path()
-    except DryRunError as error:
-        problem = problem or str(error)
+    if job.back_end == "mindspore":
+        try:
+            path += _find_adapter(job, folder) or engine_path()
+        except DryRunError as error:
+            problem = problem or str(error)
     root = _core_ms(job.env)
     if root and (root / PYTHON).is_dir():
         path.append(str(root / PYTHON))
@@ -104,6 +104,8 @@ def _script_trainer(job: Job) -> Trainer:
 
 
 def _embedded(job: Job) -> Trainer:
+    if job.back_end != "mindspore":
+        return Trainer("embedded", EMBEDDED, (), "the embedded trainer runs on MindSpore, and this is a torchrun script")
     try:
         path = tuple(engine_path())
         problem = None

@@ -11,6 +11,7 @@ import os
 import time
 
 from mindspeed_dryrun.rank import activation as config
+from mindspeed_dryrun.rank.engine import rank_engine
 
 
 def phase(name: str, **fields: object) -> None:
@@ -28,14 +29,4 @@ def phase(name: str, **fields: object) -> None:
 
 def iteration(done: int, total: int) -> None:
     """An iteration (forward, backward and optimizer step) has really finished."""
-    phase("iteration", done=done, total=total, memory_mb=_memory_mb())
-
-
-def _memory_mb() -> int | None:
-    import sys
-
-    mindspore = sys.modules.get("mindspore")
-    try:
-        return int(mindspore.runtime.max_memory_allocated() / 2**20) if mindspore else None
-    except Exception:  # a figure for the progress line only; the peak comes from the engine's own block
-        return None
+    phase("iteration", done=done, total=total, **rank_engine().memory())

@@ -31,6 +31,7 @@ from typing import Any, NoReturn
 
 from mindspeed_dryrun.errors import DryRunError
 from mindspeed_dryrun.rank import guard, worker
+from mindspeed_dryrun.rank.engine import rank_engine
 from mindspeed_dryrun.rank.leave import run_and_leave
 
 # What differs between the ranks of a job: an import that reads one of these is an import for one rank only.
@@ -75,7 +76,7 @@ def prepare(order: Mapping[str, Any]) -> dict[str, str]:
     """Imports what the order names. Returns the variables that the imports set; `CannotFork` if ranks cannot share them."""
     before = _first_environment()
     with readers_noted(OF_ONE_RANK) as readers:
-        worker.check_simulation()
+        rank_engine().check_simulation()
         worker.prepare()
         importlib.import_module(f"{order['program']}.imports").load()
     for module, name in sorted(readers):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import runpy
@@ -13,12 +12,10 @@ from typing import Any
 
 from mindspeed_dryrun.errors import DryRunError
 from mindspeed_dryrun.rank import activation as config
-from mindspeed_dryrun.rank import callback_pause as pause
 from mindspeed_dryrun.rank import patcher, progress, upstream_errors
 from mindspeed_dryrun.rank.activation import ERROR_PREFIX
 from mindspeed_dryrun.rank.confinement import confine
-from mindspeed_dryrun.rank.handlers import graph_mode
-from mindspeed_dryrun.rank.patch_calls import ALWAYS
+from mindspeed_dryrun.rank.engine import rank_engine
 
 # Where the trainer's libraries keep what they would otherwise put into the user's home and temporary folders.
 _CACHES = ("TMPDIR", "TORCH_EXTENSIONS_DIR", "HF_HOME", "MPLCONFIGDIR", "TRITON_CACHE_DIR", "ASCEND_PROCESS_LOG_PATH")
@@ -32,7 +29,7 @@ def main(argv: Sequence[str]) -> int:
         print("usage: python -m mindspeed_dryrun.rank PROGRAM [ARGUMENT…]", file=sys.stderr)
         return 2
     try:
-        check_simulation()
+        rank_engine().check_simulation()
         stay_in_folder(config.current().get("scratch"))
         prepare()
         progress.phase("importing")
@@ -55,22 +52,6 @@ def say_error(sentence: str) -> None:
     print(f"{ERROR_PREFIX}{sentence}", file=sys.stderr, flush=True)
 
 
-def check_simulation() -> None:
-    """No real NPU is touched by accident: without simulation a rank does not start."""
-    level = os.environ.get("MS_SIMULATION_LEVEL", "")
-    if level not in ("0", "1", "2", "3"):
-        raise DryRunError(
-            f"Simulation is not on in this process (MS_SIMULATION_LEVEL={level or 'unset'}); "
-            f"the trainer was not started, so that no NPU is touched. Start it through mindspeed-dryrun."
-        )
-    for variable in ("RANK_TABLE_FILE", "MS_ROLE"):
-        if os.environ.get(variable):
-            raise DryRunError(
-                f"{variable} is set, and with it MindSpore leaves the simulation; the trainer was not started. "
-                f"Unset {variable}."
-            )
-
-
 def check_shell() -> None:
     """An activated shell that was left by a virtual environment's `deactivate` looks like any other: nothing starts in it."""
     if config.SHIM not in os.environ.get("PATH", "").split(os.pathsep):
@@ -78,32 +59,6 @@ def check_shell() -> None:
             "This shell is activated for dry runs, but its PATH has lost their msrun (a virtual environment's deactivate does "
             "that): neither a dry run nor a training was started. Run dryrun_off, or open a new shell."
         )
-
-
-def check_engine() -> None:
-    """As soon as it is imported: at levels 0 and 1 MindSpore itself must say that no call of it goes to a device."""
-    if os.environ["MS_SIMULATION_LEVEL"] in ("0", "1") and engine_simulates() is False:
-        raise DryRunError("MindSpore says that it does not simulate; the trainer was not started, so that no NPU is touched.")
-
-
-def _stop_unless_simulated() -> None:
-    try:
-        check_engine()
-    except DryRunError as error:
-        # At once: MindSpore does not survive an import that ends half way, and nothing has been done yet.
-        say_error(str(error))
-        os._exit(error.exit_status)
-
-
-def engine_simulates() -> bool | None:
-    """MindSpore's own answer; None where this version has no such question."""
-    try:
-        folder = Path(str(sys.modules["mindspore"].__file__)).parent
-        question = ctypes.CDLL(str(folder / "lib" / "libmindspore_core.so"))["_ZN9mindspore16UseSimulationApiEv"]
-    except (KeyError, OSError, AttributeError):
-        return None
-    question.restype = ctypes.c_bool
-    return bool(question())
 
 
 def stay_in_folder(scratch: str | None) -> None:
@@ -120,18 +75,15 @@ def prepare() -> None:
     settings = config.current()
     sys.dont_write_bytecode = True
     os.environ.setdefault("MS_DRY_RUN", "1")
-    pause.load()
+    rank_engine().prepare()
     patcher.install(patches_for(settings))
-    patcher.when_imported("mindspore", _stop_unless_simulated)
-    if ALWAYS not in sys.argv:  # Megatron's jobs are not compiled into graphs
-        patcher.when_imported("mindspore", graph_mode.enough_threads)
 
 
 def prepare_activated() -> None:
-    """A Python process of an activated shell imports MindSpore: from here on it is a dry run, or it stops."""
+    """A Python process of an activated shell imports its framework: from here on it is a dry run, or it stops."""
     try:
         check_shell()
-        check_simulation()
+        rank_engine().check_simulation()
         prepare()
     except DryRunError as error:
         raise SystemExit(f"{ERROR_PREFIX}{error}") from None
@@ -167,4 +119,4 @@ def finish() -> None:
     for failure in patcher.failures():
         raise failure
     patcher.check_calls(sys.argv[1:])
-    progress.phase("finished", patches=patcher.applied_names(), calls=patcher.calls())
+    progress.phase("finished", patches=patcher.applied_names(), calls=patcher.calls(), **rank_engine().finish())

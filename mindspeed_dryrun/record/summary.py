@@ -60,10 +60,16 @@ def build_report(record_dir: Path) -> Report:
         ranks,
         job.criteria or make_criteria(engine=job.engine.name or "mindspore"),
         complete=not missing and seen.issuperset(job.classes),
-        not_counted=job.not_counted,
+        not_counted=(*job.not_counted, *_unknown_workspace(results.values())),
         notes=notes,
     )
     return dataclasses.replace(report, time=job.time)
+
+
+def _unknown_workspace(results: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Operators that a rank used and whose workspace its engine has no formula for."""
+    names = sorted({str(name) for result in results for name in result.get("workspace_unknown") or ()})
+    return [f"workspace of {len(names)} operators: {', '.join(names)}"] if names else []
 
 
 def _with_deciding(folder: Path, ranks: list[RankReport]) -> tuple[list[RankReport], list[str]]:

@@ -13,7 +13,7 @@ import pytest
 from report_samples import job_file
 
 from mindspeed_dryrun.commands import main
-from mindspeed_dryrun.engines.mindspore.engine import Engine, choose_engine
+from mindspeed_dryrun.engines.mindspore.engine import MindSporeEngine, choose_engine
 from mindspeed_dryrun.launch.executors.local import LocalExecutor
 from mindspeed_dryrun.launch.executors.rank import run_rank
 from mindspeed_dryrun.launch.executors.ray import RayExecutor
@@ -38,7 +38,7 @@ for done in (1, 2):
 """
 
 
-def task(engine: Engine, rank: int = 0, program: str = PROGRAM, **env: str) -> RankTask:
+def task(engine: MindSporeEngine, rank: int = 0, program: str = PROGRAM, **env: str) -> RankTask:
     environment = engine.environment({**os.environ, "PYTHONPATH": str(ROOT)})
     activation = {"mode": "rank", "rank": rank, "progress": f"{{record}}/ranks/{rank:05d}/progress.jsonl"}
     environment |= {"RANK_ID": str(rank), "RANK_SIZE": "2", "MINDSPEED_DRYRUN": json.dumps(activation), **env}
@@ -52,7 +52,7 @@ def a_record(path: Path) -> Path:
     return Record.create(path, job_file(plan=((0, (0,)),))).path
 
 
-def test_a_rank_of_the_real_engine(engine: Engine, tmp_path: Path) -> None:
+def test_a_rank_of_the_real_engine(engine: MindSporeEngine, tmp_path: Path) -> None:
     record = a_record(tmp_path / "out")
     memory = []
     report = run_rank(task(engine), record, lambda event: memory.append(event.memory_mb))
@@ -66,7 +66,7 @@ def test_a_rank_of_the_real_engine(engine: Engine, tmp_path: Path) -> None:
     assert report_from_logs(log.parent).ranks[0].used_peak_mb == 3 * 64
 
 
-def test_an_error_of_the_real_engine_is_named(engine: Engine, tmp_path: Path) -> None:
+def test_an_error_of_the_real_engine_is_named(engine: MindSporeEngine, tmp_path: Path) -> None:
     report = run_rank(
         task(engine, program=PROGRAM + "mint.matmul(weights, mint.zeros((3, 3)))"), a_record(tmp_path / "out")
     )
@@ -75,7 +75,7 @@ def test_an_error_of_the_real_engine_is_named(engine: Engine, tmp_path: Path) ->
     assert report.used_peak_mb, "the block is printed all the same, which is why it decides nothing"
 
 
-def test_a_log_with_info_lines_gives_the_same_figures(engine: Engine, tmp_path: Path) -> None:
+def test_a_log_with_info_lines_gives_the_same_figures(engine: MindSporeEngine, tmp_path: Path) -> None:
     report = run_rank(task(engine, GLOG_v="1"), a_record(tmp_path / "out"))
     assert report and (report.status, report.used_peak_mb, report.error) == ("ok", 3 * 64, None)
 

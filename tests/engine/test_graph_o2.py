@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mindspeed_dryrun.engines.mindspore.engine import Engine
+from mindspeed_dryrun.engines.mindspore.engine import MindSporeEngine
 from mindspeed_dryrun.launch import patch_catalogue as catalogue
 
 pytestmark = pytest.mark.engine
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.engine
     "program",
     ["ms.set_context(mode=ms.GRAPH_MODE, jit_config={'jit_level': 'O2'})", "ms.jit(backend='GE')(lambda x: x)"],
 )
-def test_graph_mode_o2_is_refused_on_the_stand_in(engine: Engine, tmp_path: Path, program: str) -> None:
+def test_graph_mode_o2_is_refused_on_the_stand_in(engine: MindSporeEngine, tmp_path: Path, program: str) -> None:
     if engine.cann != "stand-in":
         pytest.skip("there is a real CANN here")
     (tmp_path / "program.py").write_text(f"import mindspore as ms\nms.set_device('Ascend')\n{program}\nprint('went on')\n")

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from mindspeed_dryrun.engines.mindspore.engine import Engine
+from mindspeed_dryrun.engines.mindspore.engine import MindSporeEngine
 from mindspeed_dryrun.engines.packages import engine_path
 from mindspeed_dryrun.errors import DryRunError
 from mindspeed_dryrun.launch import patch_catalogue as catalogue
-from mindspeed_dryrun.rank import worker
+from mindspeed_dryrun.rank import mindspore_rank
 
 pytestmark = pytest.mark.engine
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,7 +34,7 @@ def packages() -> list[str]:
 class Rank:
     """One rank that runs a program of the test with the patches of its choice."""
 
-    def __init__(self, engine: Engine, packages: list[str], folder: Path) -> None:
+    def __init__(self, engine: MindSporeEngine, packages: list[str], folder: Path) -> None:
         self.engine, self.packages, self.folder = engine, packages, folder
 
     def run(
@@ -77,7 +77,7 @@ class Rank:
 
 
 @pytest.fixture
-def rank(engine: Engine, packages: list[str], tmp_path: Path) -> Rank:
+def rank(engine: MindSporeEngine, packages: list[str], tmp_path: Path) -> Rank:
     return Rank(engine, packages, tmp_path)
 
 
@@ -304,7 +304,7 @@ def test_a_rank_without_simulation_does_not_start_its_trainer(
 
 
 def test_a_rank_asks_the_engine_itself(rank: Rank) -> None:
-    program = "import mindspore; from mindspeed_dryrun.rank import worker; print('SIMULATES', worker.engine_simulates())"
+    program = "import mindspore; from mindspeed_dryrun.rank import mindspore_rank; print('SIMULATES', mindspore_rank.engine_simulates())"
     assert "SIMULATES True" in rank.run(program, []).stdout
     # Level 2 asks the device for operator workspace: only there may the answer be no.
     assert "SIMULATES False" in rank.run(program, [], MS_SIMULATION_LEVEL="2").stdout
@@ -312,8 +312,8 @@ def test_a_rank_asks_the_engine_itself(rank: Rank) -> None:
 
 def test_a_rank_whose_engine_does_not_simulate_ends_with_the_import_of_mindspore(rank: Rank) -> None:
     program = """
-from mindspeed_dryrun.rank import worker
-worker.engine_simulates = lambda: False
+from mindspeed_dryrun.rank import mindspore_rank
+mindspore_rank.engine_simulates = lambda: False
 import mindspore
 print("TRAINED")
 """
@@ -322,9 +322,9 @@ print("TRAINED")
 
 
 def test_a_level_that_asks_the_device_may_say_no(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker, "engine_simulates", lambda: False)
+    monkeypatch.setattr(mindspore_rank, "engine_simulates", lambda: False)
     monkeypatch.setenv("MS_SIMULATION_LEVEL", "2")
-    worker.check_engine()
+    mindspore_rank.check_engine()
     monkeypatch.setenv("MS_SIMULATION_LEVEL", "1")
     with pytest.raises(DryRunError, match=r"does not simulate.*no NPU is touched"):
-        worker.check_engine()
+        mindspore_rank.check_engine()

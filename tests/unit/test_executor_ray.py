@@ -107,8 +107,8 @@ def test_what_belongs_to_a_machine_is_exchanged_and_the_rest_stays() -> None:
 
 def test_a_machine_with_another_engine_is_named() -> None:
     check_same(HERE, THERE, "node7")
-    other = Machine(**{**vars(THERE), "mindspore": "2.8.0"})
-    with pytest.raises(DryRunError, match=r"node7 has MindSpore 2\.8\.0, the launching machine 2\.7\.1"):
+    other = Machine(**{**vars(THERE), "framework": "MindSpore 2.8.0"})
+    with pytest.raises(DryRunError, match=r"node7 has the framework MindSpore 2\.8\.0, the launching machine"):
         check_same(HERE, other, "node7")
 
 

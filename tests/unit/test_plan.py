@@ -10,6 +10,9 @@ import pytest
 from report_samples import CRITERIA, rank
 
 from mindspeed_dryrun.commands.launch import parse_sets
+from mindspeed_dryrun.engines.cann.stand_in import StandIn
+from mindspeed_dryrun.engines.mindspore.engine import MindSporeEngine
+from mindspeed_dryrun.engines.torch_npu.engine import TorchEngine
 from mindspeed_dryrun.errors import DryRunError, UsageError
 from mindspeed_dryrun.launch.job import Job, understand
 from mindspeed_dryrun.launch.mock_inputs import (
@@ -21,6 +24,7 @@ from mindspeed_dryrun.launch.mock_inputs import (
 )
 from mindspeed_dryrun.launch.msrun_call import read_msrun_call
 from mindspeed_dryrun.launch.plan import RankTask, check_results, choose_ranks, make_plan, plan_json, rewritten_call
+from mindspeed_dryrun.launch.torchrun_call import read_torchrun_call
 from mindspeed_dryrun.launch.trainers import choose_trainer
 from mindspeed_dryrun.record.model import EngineSummary, Report
 from mindspeed_dryrun.record.run_spec import RunSpec
@@ -42,8 +46,27 @@ def test_a_task_survives_json() -> None:
     assert RankTask.from_json(json.loads(json.dumps(task.to_json()))) == task
 
 
+MINDSPORE = MindSporeEngine("2.7.1", "stand-in", 1, StandIn(Path("/cann")))
+TORCH = TorchEngine("2.13.0", StandIn(Path("/cann")))
+
+
+def test_the_environment_of_a_rank_of_torchrun() -> None:
+    words = f"--nproc_per_node 4 --nnodes 2 pretrain_gpt.py {BASE}".split()
+    call = read_torchrun_call(words, "/here", {"TASK_QUEUE_ENABLE": "2", "RANK_TABLE_FILE": "x"})
+    plan = make_plan(understand(call, "train.sh"), RunSpec(ranks="5", explain=True), TORCH)
+    env = plan.tasks[0].env
+    place = {name: env[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")}
+    assert place == {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4", "GROUP_RANK": "1"}
+    assert env["LD_LIBRARY_PATH"].startswith("/cann/lib64") and "MS_SIMULATION_LEVEL" not in env and "RANK_TABLE_FILE" not in env
+    assert json.loads(env["MINDSPEED_DRYRUN"])["engine"] == "torch_npu"
+    assert env["MINDSPEED_DRYRUN_SNAPSHOT"] == "memory_snapshot.pickle"
+    assert plan_json(plan, Path("/out"))["engine"]["name"] == "torch_npu"
+    names = {patch["name"] for patch in plan.patches}
+    assert "torch-rendezvous" in names and "msadapter-device-count" not in names
+
+
 def test_the_environment_of_a_rank() -> None:
-    task = make_plan(job(), RunSpec(), None).tasks[1]
+    task = make_plan(job(), RunSpec(), MINDSPORE).tasks[1]
     assert (task.rank, task.stage, task.represents) == (4, 1, (4, 5, 6, 7))
     assert task.env["RANK_ID"] == "4" and task.env["RANK_SIZE"] == task.env["MS_WORKER_NUM"] == "8"
     assert task.env["USER_SETTING"] == "kept" and task.env["MS_DRY_RUN"] == "1"

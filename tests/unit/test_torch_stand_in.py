@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def library(tmp_path: Path) -> Path:
-    names = [*answers.names(), *(answers.SLOT + name for name in answers.names()), "aclnnMm", "aclCreateTensor"]
+    names = [*answers.names(), *(answers.SLOT + name for name in answers.names()), "aclnnMm", "aclCreateScalar"]
     path = tmp_path / "libanswers.so"
     path.write_bytes(write_library(names, os.uname().machine, "libanswers.so", "Ascend910B2", torch_npu_behaviour))
     return path
@@ -36,12 +36,12 @@ def test_an_empty_slot_answers_0(library: Path) -> None:
     count = ctypes.c_uint32(7)
     assert loaded.aclrtGetDeviceCount(ctypes.byref(count)) == 0 and count.value == 7
     assert loaded.aclnnMm() == 0
-    loaded.aclCreateTensor.restype = ctypes.c_void_p
-    assert loaded.aclCreateTensor()
+    loaded.aclCreateScalar.restype = ctypes.c_void_p
+    assert loaded.aclCreateScalar()
 
 
 PROGRAM = """
-import ctypes, sys
+import ctypes, os, sys
 from mindspeed_dryrun.rank.torch_npu import answers
 answers.install(sys.argv[1])
 cann = ctypes.CDLL(sys.argv[1])
@@ -63,6 +63,23 @@ communicator, rank = ctypes.c_void_p(), ctypes.c_uint32()
 assert cann.HcclCommInitRootInfo(8, None, 3, ctypes.byref(communicator)) == 0
 assert cann.HcclGetRankId(communicator, ctypes.byref(rank)) == 0 and rank.value == 3
 assert answers.communicators == [(8, 3)]
+size, executor = ctypes.c_uint64(7), ctypes.c_void_p()
+adam = cann.aclnnApplyAdamWV2GetWorkspaceSize
+adam.argtypes = [ctypes.c_void_p] * 6 + [ctypes.c_float] * 5 + [ctypes.c_bool] * 2 + [ctypes.c_void_p] * 2
+ask = lambda: adam(None, None, None, None, None, None, 1.0, 0.9, 0.9, 0.1, 1e-8, False, False, ctypes.byref(size), ctypes.byref(executor))
+assert ask() == 0 and size.value == 16 << 20
+os.environ["MINDSPEED_DRYRUN_TASK_QUEUE"] = "2"  # the other allocator: outside the figure, and still known
+assert ask() == 0 and size.value == 0 and answers.workspaces == {"aclnnApplyAdamWV2": 16 << 20}
+dims = (ctypes.c_int64 * 2)(3, 5)
+cann.aclCreateTensor.restype = ctypes.c_void_p
+cann.aclCreateTensor.argtypes = [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_int, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_void_p, ctypes.c_uint64, ctypes.c_void_p]
+tensor = cann.aclCreateTensor(dims, 2, 27, (ctypes.c_int64 * 2)(1, 3), 0, 2, dims, 2, None)
+found = answers.described(tensor)
+assert (found.shape, found.elements, found.size, found.contiguous) == ((3, 5), 15, 30, False)
+shape, number = ctypes.POINTER(ctypes.c_int64)(), ctypes.c_uint64()
+assert cann.aclGetViewShape(ctypes.c_void_p(tensor), ctypes.byref(shape), ctypes.byref(number)) == 0 and shape[:number.value] == [3, 5]
+cann.aclDestroyTensor(ctypes.c_void_p(tensor))
+assert answers.described(tensor) is None
 print("done")
 """
 

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 from mindspeed_dryrun.engines.cann.real import RealCann, find_real_cann, npus
 from mindspeed_dryrun.engines.cann.stand_in import StandIn, stand_in_for
@@ -32,19 +33,35 @@ _UNSET = (
 
 
 @dataclass(frozen=True)
-class Engine:
+class MindSporeEngine:
     """MindSpore in simulation, on a real CANN or on the stand-in."""
 
-    mindspore: str
+    version: str
     cann: str
     level: int
     base: StandIn | RealCann = field(repr=False)
     pause: Path | None = field(default=None, repr=False)  # folder of the library that stops threads from spinning
+    name: ClassVar[str] = "mindspore"
+
+    @property
+    def title(self) -> str:
+        """The framework's name and version, for people."""
+        return f"MindSpore {self.version}"
 
     @property
     def summary(self) -> EngineSummary:
         """What a record says of it."""
-        return EngineSummary("mindspore", self.mindspore, self.cann, self.level)
+        return EngineSummary(self.name, self.version, self.cann, self.level)
+
+    @property
+    def not_counted(self) -> tuple[str, ...]:
+        """What it cannot see of a rank's memory, whatever the job."""
+        return ("operator workspace (level 1 does not ask CANN for it)",) if self.level < 2 else ()
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What to know about its figures: nothing."""
+        return ()
 
     def environment(self, base: Mapping[str, str]) -> dict[str, str]:
         """The environment of a simulated rank, made from the user's."""
@@ -59,8 +76,22 @@ class Engine:
             environ["LD_LIBRARY_PATH"] = f"{environ['LD_LIBRARY_PATH']}:{self.pause}"
         return environ
 
+    def place(self, rank: int, world_size: int, local_world_size: int) -> dict[str, str]:
+        """What msrun sets in simulation."""
+        return {
+            "RANK_ID": str(rank),
+            "RANK_SIZE": str(world_size),
+            "MS_WORKER_NUM": str(world_size),
+            "DEVICE_ID": str(rank % 8),
+            "LOCAL_RANK": str(rank % local_world_size),
+        }
 
-def choose_engine(level: int = 1, python: str = sys.executable, environ: Mapping[str, str] | None = None) -> Engine:
+    def recording(self) -> dict[str, str]:
+        """MindSpore's memory tracker."""
+        return {"MS_ALLOC_CONF": "memory_tracker:True,memory_tracker_path:."}  # a rank works in its own folder
+
+
+def choose_engine(level: int = 1, python: str = sys.executable, environ: Mapping[str, str] | None = None) -> MindSporeEngine:
     """The engine that dry runs use here. A complete CANN is always taken; the stand-in otherwise."""
     if sys.platform != "linux":
         raise DryRunError(
@@ -81,8 +112,8 @@ def choose_engine(level: int = 1, python: str = sys.executable, environ: Mapping
         pause = None
         with contextlib.suppress(DryRunError):  # no cache folder: ranks are slower, nothing else
             pause = pause_folder(folder, version)
-        return Engine(version, real.version, level, real, pause)
-    return Engine(version, STAND_IN, level, stand_in_for(folder, version), pause_folder(folder, version))
+        return MindSporeEngine(version, real.version, level, real, pause)
+    return MindSporeEngine(version, STAND_IN, level, stand_in_for(folder, version), pause_folder(folder, version))
 
 
 def find_mindspore(python: str = sys.executable) -> tuple[Path, str]:

@@ -4,39 +4,108 @@ from __future__ import annotations
 
 import importlib.metadata
 import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
+from mindspeed_dryrun.cache import cache_root
 from mindspeed_dryrun.engines.cann.real import find_real_cann
 from mindspeed_dryrun.engines.cann.stand_in import StandIn
+from mindspeed_dryrun.engines.torch_npu.margin import margin_sentence
 from mindspeed_dryrun.engines.torch_npu.stand_in import torch_npu_stand_in
 from mindspeed_dryrun.errors import DryRunError
-from mindspeed_dryrun.rank.torch_npu import ENGINE, ENGINE_VARIABLE
+from mindspeed_dryrun.rank.torch_npu import (
+    ENGINE,
+    EXTENSIONS_VARIABLE,
+    SNAPSHOT,
+    SNAPSHOT_VARIABLE,
+    TASK_QUEUE_VARIABLE,
+)
+from mindspeed_dryrun.record.model import EngineSummary
 
 _FIND = "import importlib.util as u; s = u.find_spec('torch_npu'); print(s.submodule_search_locations[0] if s else '')"
+# Left-overs of a real job, or of an outer torchrun.
+_UNSET = ("RANK_TABLE_FILE", "TORCHELASTIC_USE_AGENT_STORE", "ASCEND_CUSTOM_OPP_PATH", "ASCEND_LAUNCH_BLOCKING",
+          "ASCEND_RT_VISIBLE_DEVICES", "ATB_HOME_PATH")  # fmt: skip
+# One thread for what is computed on the host, as torchrun sets it (run.py, config_from_args).
+_SETTINGS = {"OMP_NUM_THREADS": "1", "TASK_QUEUE_ENABLE": "0"}
 
 
 @dataclass(frozen=True)
 class TorchEngine:
     """torch_npu on the stand-in CANN."""
 
-    torch_npu: str
+    version: str
     base: StandIn = field(repr=False)
+    name: ClassVar[str] = ENGINE
+    cann: ClassVar[str] = "stand-in"
+    level: ClassVar[int] = 1
+
+    @property
+    def title(self) -> str:
+        """The framework's name and version, for people."""
+        return f"torch_npu {self.version}"
+
+    @property
+    def summary(self) -> EngineSummary:
+        """What a record says of it."""
+        return EngineSummary(self.name, self.version, self.cann, self.level)
+
+    @property
+    def not_counted(self) -> tuple[str, ...]:
+        """What it cannot see of a rank's memory; operators without a formula are named by the ranks themselves."""
+        return ()
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """How far its figures were from real NPUs: the engine is experimental until they are close."""
+        return (margin_sentence(),)
 
     def environment(self, base: Mapping[str, str]) -> dict[str, str]:
         """The environment of a simulated rank, made from the user's."""
-        environ = {**base, **self.base.variables(), ENGINE_VARIABLE: ENGINE}
+        environ = {name: value for name, value in base.items() if name not in _UNSET} | self.base.variables() | _SETTINGS
+        # A queue's second thread would wait for Python, which the first one holds while it waits for the queue. Without the queue
+        # the same calls come in the same order; where workspace is taken from is decided by the script's own setting.
+        environ[TASK_QUEUE_VARIABLE] = base.get("TASK_QUEUE_ENABLE", "1")
         environ["ASCEND_TOOLKIT_HOME"] = str(self.base.home)
-        # Without the queue each call comes from the thread that makes it: quick, repeatable, and the same peaks.
-        environ["TASK_QUEUE_ENABLE"] = "0"
+        environ[EXTENSIONS_VARIABLE] = str(cache_root() / "torch_extensions" / self.base.home.parent.name)
         for name, folders in self.base.search_paths().items():
             environ[name] = ":".join(part for part in (*folders, environ.get(name, "")) if part)
         return environ
 
+    def place(self, rank: int, world_size: int, local_world_size: int) -> dict[str, str]:
+        """What torchrun sets (torch/distributed/elastic/agent/server/local_elastic_agent.py)."""
+        node = rank // local_world_size
+        return {
+            "RANK": str(rank),
+            "WORLD_SIZE": str(world_size),
+            "LOCAL_RANK": str(rank % local_world_size),
+            "LOCAL_WORLD_SIZE": str(local_world_size),
+            "GROUP_RANK": str(node),
+            "GROUP_WORLD_SIZE": str(-(-world_size // local_world_size)),
+            "ROLE_RANK": str(rank),
+            "ROLE_WORLD_SIZE": str(world_size),
+            "ROLE_NAME": "default",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": "29500",
+            "TORCHELASTIC_RUN_ID": "none",
+            "TORCHELASTIC_RESTART_COUNT": "0",
+            "TORCHELASTIC_MAX_RESTARTS": "0",
+        }
 
-def choose_torch_engine(python: str, environ: Mapping[str, str] | None = None) -> TorchEngine:
+    def recording(self) -> dict[str, str]:
+        """torch_npu's own memory history, written by the rank when it ends."""
+        return {SNAPSHOT_VARIABLE: SNAPSHOT}
+
+
+def choose_torch_engine(python: str, environ: Mapping[str, str] | None = None, level: int = 1) -> TorchEngine:
     """The engine for the torch_npu that this Python would import. A real CANN is refused: cards would be used."""
+    if sys.platform != "linux":
+        raise DryRunError(f"torch_npu exists for Linux only, and this is {sys.platform}. Use a Linux machine or a container.")
+    if level != 1:
+        raise DryRunError(f"Level {level} is MindSpore's: a torchrun script is dry-run at level 1 only.")
     real = find_real_cann(environ)
     if real is not None:
         raise DryRunError(
@@ -51,7 +120,7 @@ def find_torch_npu(python: str) -> tuple[Path, str]:
     """The package folder and version of the torch_npu that this Python would import, without importing it."""
     found = subprocess.run([python, "-c", _FIND], capture_output=True, text=True, check=False).stdout.strip()
     if not found:
-        raise DryRunError(f"torch_npu is not installed for {python}. Install it: pip install torch torch-npu")
+        raise DryRunError(f"torch_npu is not installed for {python}. Install it: pip install 'mindspeed-dryrun[torch]'")
     folder = Path(found)
     for distribution in importlib.metadata.distributions(path=[str(folder.parent)]):
         if (distribution.metadata["Name"] or "").lower().replace("-", "_") == "torch_npu":

@@ -14,9 +14,10 @@ from mindspeed_dryrun.engines.cann.stand_in import SOC_NAME, StandIn
 from mindspeed_dryrun.engines.torch_npu.required_symbols import find_torch_npu_lacks
 from mindspeed_dryrun.rank.activation import STAND_IN_LIBRARY
 from mindspeed_dryrun.rank.torch_npu import answers
+from mindspeed_dryrun.rank.torch_npu.slots import OPERATORS, QUESTION
 
 # Goes up whenever the generator makes something else, so that a kept folder of an older one is not used.
-GENERATOR = 1
+GENERATOR = 2
 _FOLDERS = ("lib64", "runtime", "compiler/ccec_compiler/bin", "opp/built-in/op_impl/ai_core/tbe")
 # Objects that nobody looks into: an address that is not null will do.
 _OPAQUE = re.compile(
@@ -34,7 +35,7 @@ def torch_npu_stand_in(package: Path, version: str) -> StandIn:
 
 def torch_npu_behaviour(symbol: str) -> Behaviour:
     """What the stand-in's function of this name does: asks its slot, gives an address, or answers 0."""
-    if symbol in answers.names():
+    if symbol in answers.names() or symbol.endswith(QUESTION):
         return Behaviour("slot", place=answers.SLOT + symbol)
     if _OPAQUE.fullmatch(symbol):
         return Behaviour("address", place=SCRATCH)
@@ -44,8 +45,8 @@ def torch_npu_behaviour(symbol: str) -> Behaviour:
 def torch_npu_library(package: Path) -> bytes:
     """The library's bytes: every symbol that this torch_npu asks for, and a slot for each answer."""
     lacks = find_torch_npu_lacks(package)
-    slots = [answers.SLOT + name for name in answers.names()]
-    symbols = sorted({*lacks.symbols, *answers.names(), *slots})
+    asked = {*answers.names(), *(name for name in lacks.symbols if name.endswith(QUESTION))}
+    symbols = sorted({*lacks.symbols, *asked, *(answers.SLOT + name for name in asked)})
     return write_library(symbols, lacks.architecture, STAND_IN_LIBRARY, SOC_NAME, torch_npu_behaviour)
 
 
@@ -53,8 +54,11 @@ def _build(home: Path, package: Path) -> None:
     for folder in _FOLDERS:
         (home / folder).mkdir(parents=True, mode=0o755)
     (home / "lib64" / STAND_IN_LIBRARY).write_bytes(torch_npu_library(package))
-    for soname in find_torch_npu_lacks(package).sonames:
+    lacks = find_torch_npu_lacks(package)
+    for soname in lacks.sonames:
         (home / "lib64" / soname).symlink_to(STAND_IN_LIBRARY)
+    operators = [name.removesuffix(QUESTION) for name in lacks.symbols if name.endswith(QUESTION)]
+    (home / OPERATORS).write_text("\n".join(operators) + "\n")
     module = home / "python" / "acl" / "__init__.py"
     module.parent.mkdir(parents=True)
     module.write_text(f'def get_soc_name():\n    return "{SOC_NAME}"\n')

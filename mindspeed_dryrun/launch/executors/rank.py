@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -65,6 +65,8 @@ class Progress:
     done: int = 0
     total: int | None = None
     memory_mb: int | None = None
+    allocator: list[dict[str, int]] = field(default_factory=list)  # the engine's own figures, after each iteration and last
+    told: dict[str, Any] = field(default_factory=dict)  # what else the engine said at the end of the run
     _offset: int = 0
 
     def read(self) -> bool:
@@ -82,6 +84,11 @@ class Progress:
                 self._take(json.loads(line))
         return bool(data)
 
+    def details(self) -> dict[str, Any]:
+        """What an engine told beside its peaks, for `result.json`."""
+        details = {"allocator": self.allocator, **self.told}
+        return {name: value for name, value in details.items() if value}
+
     def _take(self, entry: Any) -> None:
         if not isinstance(entry, dict):
             return
@@ -90,6 +97,16 @@ class Progress:
         self.done = max(self.done, done) if isinstance(done, int) else self.done
         self.total = total if isinstance(total, int) else self.total
         self.memory_mb = max(self.memory_mb or 0, memory_mb) if isinstance(memory_mb, int) else self.memory_mb
+        if entry.get("allocator"):
+            self.allocator.append(entry["allocator"])
+        self.told |= {name: entry[name] for name in ("groups", "workspace", "workspace_unknown") if name in entry}
+
+    def with_figures(self, log: RankLog) -> RankLog:
+        """The log with the figures of an engine that tells them here (torch_npu) instead of printing them (MindSpore)."""
+        if not self.allocator:
+            return log
+        used, reserved = (max(item[name] for item in self.allocator) for name in ("max_allocated", "max_reserved"))
+        return dataclasses.replace(log, used_peak_mb=round(used / 2**20), actual_peak_mb=round(reserved / 2**20))
 
 
 def run_rank(
@@ -124,7 +141,7 @@ def run_rank(
     if outcome.ended == "stopped":
         return None
     progress.read()
-    log = read_worker_log(log_path, task.rank)
+    log = progress.with_figures(read_worker_log(log_path, task.rank))
     status, error_line, note = judge(task, outcome, log, progress.done, progress.phase)
     report = RankReport(
         rank=task.rank,
@@ -142,6 +159,7 @@ def run_rank(
         why=task.why,
     )
     result = {**_result(report, outcome, log, command, note), "groups": used_groups(record, task.rank), "start": run.start}
+    result |= progress.details()
     write_json(folder / "result.json", result)
     on_event(
         Event(task.rank, "finished", progress.phase, progress.done, progress.total, log.used_peak_mb, result=report)
@@ -280,7 +298,7 @@ def _sweep(mark: str) -> None:
 
 def _result(
     report: RankReport, outcome: Outcome, log: RankLog, command: list[str], note: str | None
-) -> Mapping[str, Any]:
+) -> dict[str, Any]:
     return {
         **dataclasses.asdict(report),
         "exit_status": outcome.exit_status,

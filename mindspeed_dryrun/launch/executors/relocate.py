@@ -8,6 +8,7 @@ every machine, as on any training cluster.
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import sys
 from collections.abc import Mapping
@@ -17,7 +18,9 @@ from typing import TYPE_CHECKING
 
 import mindspeed_dryrun
 from mindspeed_dryrun.engines import packages
+from mindspeed_dryrun.engines.protocol import Engine
 from mindspeed_dryrun.errors import DryRunError
+from mindspeed_dryrun.rank import activation as config
 
 if TYPE_CHECKING:
     from mindspeed_dryrun.launch.plan import RankTask
@@ -34,25 +37,25 @@ class Machine:
     package: str  # the folder that holds mindspeed_dryrun
     packages: str  # the folder that holds MSAdapter and megatron-core
     version: str
-    mindspore: str | None  # None where no engine is needed
+    framework: str | None  # None where no engine is needed
     cann: str | None
     engine: Mapping[str, str]  # what the engine adds to an empty environment
 
 
 def survey(task: RankTask) -> Machine:
     """This machine, with the engine that the task needs made ready on it."""
-    level = task.env.get("MS_SIMULATION_LEVEL")
-    engine = None
-    if level is not None:
-        from mindspeed_dryrun.engines.mindspore.engine import choose_engine
+    level, settings = task.env.get("MS_SIMULATION_LEVEL"), json.loads(task.env.get(config.VARIABLE) or "{}")
+    engine: Engine | None = None
+    if level is not None or settings.get("engine") == "torch_npu":
+        from mindspeed_dryrun.engines.choice import engine_for
 
-        engine = choose_engine(int(level))
+        engine = engine_for("mindspore", int(level)) if level is not None else engine_for("torch")
     return Machine(
         python=sys.executable,
         package=str(Path(mindspeed_dryrun.__file__).parents[1]),
         packages=str(packages.packages_folder()),
         version=mindspeed_dryrun.__version__,
-        mindspore=engine.mindspore if engine else None,
+        framework=engine.title if engine else None,
         cann=engine.cann if engine else None,
         engine=engine.environment({}) if engine else {},
     )
@@ -70,10 +73,10 @@ def prepare_packages(task: RankTask, here: Machine, there: Machine) -> Machine:
 
 def check_same(here: Machine, there: Machine, host: str) -> None:
     """Figures of one record come from one engine; `DryRunError` names the machine that has another."""
-    for name in ("version", "mindspore", "cann"):
+    for name in ("version", "framework", "cann"):
         mine, other = getattr(here, name), getattr(there, name)
         if mine != other:
-            what = {"version": "mindspeed-dryrun", "mindspore": "MindSpore", "cann": "CANN"}[name]
+            what = {"version": "mindspeed-dryrun", "framework": "the framework", "cann": "CANN"}[name]
             raise DryRunError(
                 f"{host} has {what} {other}, the launching machine {mine}: one record needs one engine. "
                 "Install the same versions on every machine."

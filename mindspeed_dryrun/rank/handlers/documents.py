@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from mindspeed_dryrun.rank.handlers.tensor_methods import replaced_method
+
 
 def ends(samples: int, length: int) -> list[int]:
     """Where the documents of a batch end, counted through all its samples."""
@@ -104,13 +106,11 @@ def mask_of_documents(original: Callable[..., Any]) -> Callable[..., Any]:
         import torch
 
         length = actual_seq_qlen[-1] // cls.batch_size if actual_seq_qlen else 0
-        owner = _owner(torch.Tensor, "repeat_interleave")
-        real = owner.__dict__["repeat_interleave"]
-        owner.repeat_interleave = lambda numbers, repeats: torch.zeros(length, dtype=numbers.dtype)
-        try:
+        def repeated(numbers: Any, repeats: Any) -> Any:
+            return torch.zeros(length, dtype=numbers.dtype)
+
+        with replaced_method(torch.Tensor, "repeat_interleave", lambda method: repeated):
             return original(cls, actual_seq_qlen, *args, **kwargs)
-        finally:
-            owner.repeat_interleave = real
 
     return call
 
@@ -121,29 +121,22 @@ def selecting(tensor_class: type, count: int) -> Iterator[None]:
 
     How many a mask selects is known only after the kernel has run: MindSpore allocates the output for all of them.
     """
-    getter, setter = (_owner(tensor_class, name) for name in ("__getitem__", "__setitem__"))
-    get, put = getter.__dict__["__getitem__"], setter.__dict__["__setitem__"]
 
-    def chosen(values: Any, key: Any) -> Any:
-        if not _is_mask(key):
-            return get(values, key)
-        import torch
+    def choose(get: Callable[..., Any]) -> Callable[..., Any]:
+        def chosen(values: Any, key: Any) -> Any:
+            if not _is_mask(key):
+                return get(values, key)
+            import torch
 
-        return get(torch.empty(int(key.numel()), dtype=values.dtype, device=values.device), slice(count))
+            return get(torch.empty(int(key.numel()), dtype=values.dtype, device=values.device), slice(count))
 
-    def changed(values: Any, key: Any, value: Any) -> Any:
-        return None if _is_mask(key) else put(values, key, value)
+        return chosen
 
-    getter.__getitem__, setter.__setitem__ = chosen, changed
-    try:
+    def change(put: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda values, key, value: None if _is_mask(key) else put(values, key, value)
+
+    with replaced_method(tensor_class, "__getitem__", choose), replaced_method(tensor_class, "__setitem__", change):
         yield
-    finally:
-        getter.__getitem__, setter.__setitem__ = get, put
-
-
-def _owner(tensor_class: type, method: str) -> Any:
-    """The class that defines the method: MindSpore's tensors inherit it from a class in C++."""
-    return next(base for base in tensor_class.__mro__ if method in base.__dict__)
 
 
 def _is_mask(key: Any) -> bool:

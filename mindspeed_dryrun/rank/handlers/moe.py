@@ -16,6 +16,7 @@ from typing import Any
 from mindspeed_dryrun.megatron.arguments import Arguments
 from mindspeed_dryrun.megatron.moe_load import MoeLoad, parse
 from mindspeed_dryrun.rank import activation as config
+from mindspeed_dryrun.rank.handlers.tensor_methods import replaced_method
 
 
 @functools.cache
@@ -118,13 +119,8 @@ def _share(tokens: int, top_k: int, local_experts: int, experts: int) -> int:
 @contextmanager
 def _selecting(tensor: Any, count: int) -> Iterator[None]:
     """`masked_select` gives `count` elements, whatever the mask: which ones has no bearing on memory."""
-    tensor_class = _class_with(type(tensor), "masked_select")
-    real = tensor_class.__dict__["masked_select"]
-    tensor_class.masked_select = lambda values, mask: select(values, mask, count)
-    try:
+    with replaced_method(type(tensor), "masked_select", lambda method: lambda values, mask: select(values, mask, count)):
         yield
-    finally:
-        tensor_class.masked_select = real
 
 
 def select(values: Any, mask: Any, count: int) -> Any:
@@ -163,10 +159,6 @@ def _selection() -> Any:
             return scattered, None, None
 
     return Selection
-
-
-def _class_with(kind: type, attribute: str) -> Any:
-    return next(base for base in kind.__mro__ if attribute in base.__dict__)
 
 
 # -- token dispatchers -----------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
-from mindspeed_dryrun.rank import worker
+from mindspeed_dryrun.rank import mindspore_rank
 
 ROLE = "MS_ROLE"
 
@@ -24,7 +24,8 @@ def init_process_group(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
-        worker.check_simulation()  # the last moment before devices are opened; the trainer may have changed the environment
+        # The last moment before devices are opened; the trainer may have changed the environment.
+        mindspore_rank.check_simulation()
         if len(args) < 2 and kwargs.get("init_method") is None:
             kwargs["init_method"] = f"tcp://127.0.0.1:{_free_port()}"
         start_engine = names["init"]

@@ -1,0 +1,249 @@
+"""Dry-runs upstream's CI jobs on torch_npu and compares each rank with the real NPU that upstream's CI measured.
+
+    python benchmarks/real_npu.py real_npu_ranks.csv --stacks DIR --records DIR --markdown docs/real_npu.md
+    python benchmarks/real_npu.py … --only 'qwen3_*' --only 'tune_*'
+
+The CSV holds a row for each real rank: job, script, branches, allocated and max allocated (MB) after the first iteration. DIR of
+`--stacks` holds checkouts BRANCH/{MindSpeed-LLM,MindSpeed,Megatron-LM}; a job runs on the newest of its branches that is there.
+Started again, jobs that are done are not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import dataclasses
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+
+from mindspeed_dryrun.errors import DryRunError
+from mindspeed_dryrun.launch.run import Execution, dry_run_job, read_job
+from mindspeed_dryrun.record.run_spec import RunSpec
+from mindspeed_dryrun.record.store import rank_folder
+
+# Megatron's own line (megatron/training/utils.py, report_memory): what upstream's CI reads on the real NPU, too.
+_LINE = re.compile(r"\(after 1 iterations\) memory \(MB\) \| allocated: ([\d.]+) \| max allocated: ([\d.]+)")
+ALLOCATED_MB, MAX_PERCENT, SHORT_PERCENT = 1.0, 1.0, -3.0  # the aims
+
+
+@dataclass(frozen=True, kw_only=True)
+class RealRank:
+    """One rank of one job: what the NPU had, and what the dry run says."""
+
+    job: str
+    branch: str  # that it ran on, or the newest that is named
+    current: bool  # its baseline was made for today's releases (26.x), not kept from an older one
+    rank: int
+    real_allocated: float
+    real_max: float
+    allocated: float | None = None
+    maximum: float | None = None
+    error: str = ""
+
+    @property
+    def difference(self) -> float | None:
+        """Of allocated, in MB."""
+        return None if self.allocated is None else self.allocated - self.real_allocated
+
+    @property
+    def percent(self) -> float | None:
+        """Of max allocated."""
+        return None if self.maximum is None else 100 * (self.maximum / self.real_max - 1)
+
+
+@dataclass(frozen=True)
+class RealJob:
+    """The rows of one job on one set of branches."""
+
+    name: str
+    branches: tuple[str, ...]
+    script: str
+    ranks: tuple[RealRank, ...]
+
+    @property
+    def key(self) -> str:
+        """Unique, and safe as a folder's name."""
+        return f"{self.name}@{self.branches[-1]}"
+
+
+def read_jobs(file: Path) -> list[RealJob]:
+    """The CSV's rows by job and branches, newest branches last."""
+    groups: dict[tuple[str, str], list[dict[str, str]]] = {}
+    with file.open(newline="", encoding="utf-8") as stream:
+        for row in csv.DictReader(stream):
+            groups.setdefault((row["job"], row["branches"]), []).append(row)
+    jobs = []
+    for (name, branches), rows in groups.items():
+        names = tuple(branches.split())
+        current = names[0].startswith("26.") or names[0] == "master"
+        ranks = tuple(
+            RealRank(
+                job=name,
+                branch=names[-1],
+                current=current,
+                rank=int(row["rank"]),
+                real_allocated=float(row["allocated_mb"]),
+                real_max=float(row["max_allocated_mb"]),
+            )
+            for row in rows
+        )
+        jobs.append(RealJob(name, names, rows[0]["script"], ranks))
+    return jobs
+
+
+def find_script(job: RealJob, stacks: Path) -> tuple[str, Path] | None:
+    """The newest branch that is there and has the script; upstream moves its tests, so it is looked for by name as well."""
+    for branch in reversed(job.branches):
+        tests = stacks / branch / "MindSpeed-LLM" / "tests"
+        named = tests.parent / job.script if job.script else None
+        found = [named] if named and named.is_file() else sorted(tests.rglob(f"{job.name}.sh"))
+        if found:
+            return branch, found[0]
+    return None
+
+
+def run_job(job: RealJob, stacks: Path, records: Path, execution: Execution) -> list[RealRank]:
+    """Every real rank with the figures of the simulated rank that stands for it."""
+    place = find_script(job, stacks)
+    if place is None:
+        return [dataclasses.replace(rank, error="its script is in no branch that is here") for rank in job.ranks]
+    branch, script = place
+    out = records / job.key
+    try:
+        spec = RunSpec(trainer="script")
+        report = dry_run_job(read_job(script, spec), out, spec, execution)
+    except DryRunError as error:
+        return [dataclasses.replace(rank, branch=branch, error=str(error)) for rank in job.ranks]
+    standing = {real: rank for rank in report.ranks for real in rank.represents}
+    result = []
+    for real in job.ranks:
+        rank = standing.get(real.rank)
+        if rank is None:
+            result.append(dataclasses.replace(real, branch=branch, error="this job has no such rank"))
+            continue
+        log = (rank_folder(out, rank.rank) / "worker.log").read_text(errors="replace")
+        line = _LINE.search(log)
+        if rank.status.broken or not line:
+            error = rank.error or "it prints no memory line after the first iteration"
+            result.append(dataclasses.replace(real, branch=branch, error=" ".join(error.split())[:160]))
+            continue
+        result.append(dataclasses.replace(real, branch=branch, allocated=float(line[1]), maximum=float(line[2])))
+    return result
+
+
+def summary(ranks: Sequence[RealRank]) -> str:
+    """How far the aims are met, for these ranks."""
+    ran = [rank for rank in ranks if rank.allocated is not None]
+    if not ran:
+        return f"{len(ranks)} real ranks, none of which ran."
+    close = sum(abs(rank.difference or 0) <= ALLOCATED_MB for rank in ran)
+    within = sum(abs(rank.percent or 0) <= MAX_PERCENT for rank in ran)
+    short = sum((rank.percent or 0) < SHORT_PERCENT for rank in ran)
+    worst = min(rank.percent or 0 for rank in ran)
+    return (
+        f"{len(ranks)} real ranks, {len(ran)} ran. Allocated within {ALLOCATED_MB:g} MB on {close} of {len(ran)}; max allocated "
+        f"within {MAX_PERCENT:g} % on {within} of {len(ran)}; more than {-SHORT_PERCENT:g} % below on {short} of {len(ran)} "
+        f"(lowest: {worst:+.1f} %)."
+    )
+
+
+def markdown(ranks: Iterable[RealRank], versions: str) -> str:
+    """Every row, the bad ones too."""
+    ordered = sorted(ranks, key=lambda rank: (not rank.current, rank.job, rank.branch, rank.rank))
+    lines = [
+        "# Dry runs on torch_npu against real NPUs",
+        "",
+        "Real: the baselines of upstream's own CI (Ascend/MindSpeed-LLM, `tests/**/baseline*/*.json`), read on Ascend NPUs after the",
+        "first iteration; the card and the versions of torch_npu and CANN are not stated, and some baselines are older than the",
+        f"branch they stand in. Ours: the same script, unmodified, {versions}, no NPU, no CANN.",
+        "Figures are megabytes (2^20 bytes) of torch_npu's allocator. Adam's states come after the first iteration: these are not the",
+        "peaks of a run. Made by `benchmarks/real_npu.py`.",
+        "",
+        f"- Baselines made for 26.x: {summary([rank for rank in ordered if rank.current])}",
+        f"- Older baselines, of which some still stand in 26.x: {summary([rank for rank in ordered if not rank.current])}",
+        "",
+        "| job | branch | rank | allocated: real | ours | difference | max allocated: real | ours | difference |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for rank in ordered:
+        head = f"| {rank.job} | {rank.branch} | {rank.rank} | {rank.real_allocated:.1f} "
+        if rank.allocated is None or rank.maximum is None:
+            lines.append(head + f"| – | – | {rank.real_max:.1f} | – | did not run: {rank.error.replace('|', '/')} |")
+            continue
+        lines.append(
+            head + f"| {rank.allocated:.1f} | {rank.difference:+.3f} | {rank.real_max:.1f} | {rank.maximum:.1f} | "
+            f"{rank.maximum - rank.real_max:+.1f} ({rank.percent:+.2f} %) |"
+        )
+    return "\n".join([*lines, ""])
+
+
+def main() -> None:
+    """Runs the jobs one after the other; the table is written again after each."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("csv", type=Path)
+    parser.add_argument("--stacks", type=Path, required=True, help="folder of checkouts, BRANCH/MindSpeed-LLM and its siblings")
+    parser.add_argument("--records", type=Path, required=True, help="folder for the records")
+    parser.add_argument("--markdown", type=Path, required=True, help="file for the table")
+    parser.add_argument("--margin", type=Path, help="file for the margin (mindspeed_dryrun/engines/torch_npu/margin.json)")
+    parser.add_argument("--only", action="append", default=[], metavar="PATTERN", help="jobs by name")
+    parser.add_argument("--jobs", type=int, default=1, help="ranks at a time")
+    parser.add_argument("--timeout", type=float, default=900.0, metavar="S", help="for each rank")
+    parser.add_argument("--again", action="store_true", help="run jobs that are done once more")
+    args = parser.parse_args()
+    args.records.mkdir(parents=True, exist_ok=True)
+    file = args.records / "rows.json"
+    done: dict[str, list[dict[str, object]]] = json.loads(file.read_text()) if file.is_file() else {}
+    execution = Execution(jobs=args.jobs, timeout_s=args.timeout)
+    jobs = read_jobs(args.csv)
+    for job in jobs:
+        wanted = not args.only or any(fnmatch(job.key, pattern) for pattern in args.only)
+        if not wanted or (job.key in done and not args.again):
+            continue
+        rows = run_job(job, args.stacks, args.records, execution)
+        done[job.key] = [dataclasses.asdict(row) for row in rows]
+        file.write_text(json.dumps(done, indent=1))
+        for row in rows:
+            print(row.job, row.branch, row.rank, row.difference, row.percent, row.error, flush=True)
+        args.markdown.write_text(markdown(_all(jobs, done), _versions()), encoding="utf-8")
+    ranks = _all(jobs, done)
+    args.markdown.write_text(markdown(ranks, _versions()), encoding="utf-8")
+    if args.margin:
+        args.margin.write_text(json.dumps(margin(ranks), indent=2) + "\n", encoding="utf-8")
+
+
+def margin(ranks: Sequence[RealRank]) -> dict[str, float]:
+    """What the engine prints beside a verdict: how far max allocated was from the real one, on current jobs that ran."""
+    ran = [rank for rank in ranks if rank.current and rank.percent is not None]
+    percents = [rank.percent or 0.0 for rank in ran]
+    return {
+        "jobs": len({(rank.job, rank.branch) for rank in ran}),
+        "ranks": len(ran),
+        "lowest_percent": round(min(percents, default=0.0), 2),
+        "highest_percent": round(max(percents, default=0.0), 2),
+        "within_1_percent": sum(abs(percent) <= MAX_PERCENT for percent in percents),
+    }
+
+
+def _all(jobs: Iterable[RealJob], done: dict[str, list[dict[str, object]]]) -> list[RealRank]:
+    result = []
+    for job in jobs:
+        rows = done.get(job.key)
+        if rows:
+            result += [RealRank(**{**row, "current": job.ranks[0].current}) for row in rows]  # type: ignore[arg-type]
+        else:
+            result += [dataclasses.replace(rank, error="not tried") for rank in job.ranks]
+    return result
+
+
+def _versions() -> str:
+    from importlib.metadata import version
+
+    return f"torch_npu {version('torch_npu')} with torch {version('torch')} on the stand-in CANN"
+
+
+if __name__ == "__main__":
+    main()

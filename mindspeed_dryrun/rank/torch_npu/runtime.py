@@ -1,0 +1,356 @@
+"""CANN's runtime and communication libraries: devices, memory, streams, events, versions, communicators (acl_rt.h, hccl.h).
+
+Device memory is address space that nobody can write to: one reservation of zero pages. Copies to the device are dropped,
+copies from it give zeros, so whatever an operator would have computed reads as zero, and no stale value is ever seen.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import mmap
+import os
+
+from mindspeed_dryrun.errors import DryRunError
+from mindspeed_dryrun.rank.torch_npu.slots import answers, store, store_text
+
+CANN_VERSION = "8.5.0"
+HBM_BYTES = 64 << 30
+DEVICES = 8
+_BLOCK = 2 << 20  # what a real device allocates in
+_OUT_OF_MEMORY = 207001  # ACL_ERROR_RT_MEMORY_ALLOCATION, acl/error_codes/rt_error_codes.h
+_EVENT_RECORDED, _WAIT_COMPLETE, _STREAM_COMPLETE = 1, 0, 0
+_ON_DEVICE, _NOT_REGISTERED = 1, 2  # aclrtMemLocationType
+_CUBE_CORES, _VECTOR_CORES = 24, 48  # Ascend 910B2
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class DeviceMemory:
+    """Addresses for the device. They only grow: a run asks for far less than the reservation in all."""
+
+    def __init__(self) -> None:
+        self.base = self.end = self.top = 0
+
+    def reserve(self) -> None:
+        """Takes the address space; less of it where a limit (`ulimit -v`) allows less."""
+        _libc.mmap.restype = ctypes.c_void_p
+        _libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long)
+        no_reserve = 0x4000
+        for size in (1 << bits for bits in range(45, 39, -1)):
+            flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | no_reserve
+            found = _libc.mmap(None, size, mmap.PROT_READ, flags, -1, 0)
+            if found not in (None, ctypes.c_void_p(-1).value):
+                self.base = self.top = -(-found // _BLOCK) * _BLOCK
+                self.end = found + size
+                return
+        raise DryRunError("No address space for the simulated device: 1 TiB cannot be reserved. Raise `ulimit -v`.")
+
+    def take(self, size: int, block: int = _BLOCK) -> int | None:
+        """A fresh range of zeros, or None when the reservation is used up."""
+        start = self.top
+        if start + size > self.end or not self.base:
+            return None
+        self.top = start + -(-size // block) * block
+        return start
+
+    def holds(self, address: int | None) -> bool:
+        """Is this an address of the device?"""
+        return address is not None and self.base <= address < self.end
+
+
+memory = DeviceMemory()
+communicators: list[tuple[int, int]] = []  # (size, this rank in it) of each communicator that was made
+_handles = itertools.count(0x1000, 0x40)
+_device = 0
+
+
+# -- devices and versions (acl_rt.h, acl_base_rt.h) ---------------------------------------------------------------------
+
+
+@answers("p", "aclrtGetDeviceCount")
+def device_count(count: int) -> int:
+    return store(count, DEVICES, ctypes.c_uint32)
+
+
+@answers("i", "aclrtSetDevice")
+def set_device(device: int) -> int:
+    global _device
+    _device = device
+    return 0
+
+
+@answers("p", "aclrtGetDevice")
+def get_device(device: int) -> int:
+    return store(device, _device, ctypes.c_int32)
+
+
+@answers("p", "aclrtGetCurrentContext")
+def current_context(context: int) -> int:
+    return store(context, 0x100 + _device, ctypes.c_uint64)
+
+
+@answers("p", "aclrtSetCurrentContext")
+def set_context(context: int | None) -> int:
+    return set_device((context or 0x100) - 0x100)
+
+
+@answers("ipp", "aclrtGetPrimaryCtxState")
+def primary_context(device: int, flags: int | None, active: int | None) -> int:
+    store(flags, 0, ctypes.c_uint32)
+    return store(active, int(device == _device), ctypes.c_int32)
+
+
+@answers("Iip", "aclGetDeviceCapability")
+def capability(device: int, info: int, value: int) -> int:
+    answer = {0: _CUBE_CORES, 1: _VECTOR_CORES}.get(info, 192 << 20)
+    return store(value, answer, ctypes.c_int64)
+
+
+@answers("Iip", "aclrtGetDeviceInfo")
+def device_info(device: int, attribute: int, value: int) -> int:
+    answer = {1: _CUBE_CORES, 2: _CUBE_CORES, 3: _VECTOR_CORES}.get(attribute, 0)
+    return store(value, answer, ctypes.c_int64)
+
+
+@answers("iip", "aclrtGetDeviceResLimit")
+@answers("pip", "aclrtGetStreamResLimit")
+def resource_limit(owner: int, kind: int, value: int) -> int:
+    return store(value, _CUBE_CORES if kind == 0 else _VECTOR_CORES, ctypes.c_uint32)
+
+
+@answers("ip", "aclrtGetResInCurrentThread")
+def thread_resource(kind: int, value: int) -> int:
+    return resource_limit(0, kind, value)
+
+
+@answers("ip", "aclrtGetLogicDevIdByUserDevId", "aclrtGetPhyDevIdByLogicDevId")
+def same_device(device: int, answer: int) -> int:
+    return store(answer, device, ctypes.c_int32)
+
+
+@answers("pii", "aclrtDeviceCanAccessPeer")
+def can_access_peer(answer: int, device: int, peer: int) -> int:
+    return store(answer, 1, ctypes.c_int32)
+
+
+@answers("p", "aclrtDeviceGetBareTgid")
+def process_id(answer: int) -> int:
+    return store(answer, os.getpid(), ctypes.c_int32)
+
+
+@answers("ip", "aclrtGetSysParamOpt")
+def system_parameter(option: int, value: int) -> int:
+    return store(value, 0, ctypes.c_int64)
+
+
+@answers("ip", "aclsysGetCANNVersion")
+def cann_version(package: int, version: int) -> int:
+    return store_text(version, CANN_VERSION)
+
+
+@answers("pp", "aclsysGetVersionStr")
+def version_text(package: int, version: int) -> int:
+    return store_text(version, CANN_VERSION)
+
+
+@answers("pp", "aclsysGetVersionNum")
+def version_number(package: int, version: int) -> int:
+    major, minor, patch = (int(part) for part in CANN_VERSION.split("."))
+    return store(version, major * 10_000_000 + minor * 100_000 + patch * 1_000, ctypes.c_int32)
+
+
+# -- memory ------------------------------------------------------------------------------------------------------------
+
+
+@answers("pQi", "aclrtMalloc", "aclrtMallocAlign32")
+def malloc(pointer: int, size: int, policy: int) -> int:
+    found = memory.take(size)
+    store(pointer, found or 0, ctypes.c_uint64)
+    return 0 if found else _OUT_OF_MEMORY
+
+
+@answers("pQQpQ", "aclrtReserveMemAddress")
+def reserve_address(pointer: int, size: int, alignment: int, expected: int | None, flags: int) -> int:
+    found = memory.take(size, 1 << 30)
+    store(pointer, found or 0, ctypes.c_uint64)
+    return 0 if found else _OUT_OF_MEMORY
+
+
+@answers("pQpQ", "aclrtMallocPhysical")
+def malloc_physical(handle: int, size: int, properties: int, flags: int) -> int:
+    return new_handle(handle)
+
+
+@answers("ipp", "aclrtGetMemInfo")
+def memory_info(attribute: int, free: int, total: int) -> int:
+    store(free, HBM_BYTES, ctypes.c_uint64)
+    return store(total, HBM_BYTES, ctypes.c_uint64)
+
+
+@answers("pQ", "aclrtMallocHost")
+@answers("pQp", "aclrtMallocHostWithCfg")
+def malloc_host(pointer: int, size: int, *settings: int) -> int:
+    status = _libc.posix_memalign(ctypes.c_void_p(pointer), ctypes.c_size_t(4096), ctypes.c_size_t(max(size, 1)))
+    return _OUT_OF_MEMORY if status else 0
+
+
+@answers("p", "aclrtFreeHost")
+def free_host(pointer: int | None) -> int:
+    _libc.free(ctypes.c_void_p(pointer))
+    return 0
+
+
+@answers("pQip", "aclrtHostRegister")
+def host_register(pointer: int, size: int, kind: int, device_pointer: int) -> int:
+    return store(device_pointer, pointer, ctypes.c_uint64)
+
+
+@answers("pp", "aclrtPointerGetAttributes")
+def pointer_attributes(pointer: int | None, attributes: int) -> int:
+    store(attributes, _device, ctypes.c_uint32)
+    return store(attributes + 4, _ON_DEVICE if memory.holds(pointer) else _NOT_REGISTERED, ctypes.c_uint32)
+
+
+@answers("pQpQi", "aclrtMemcpy")
+@answers("pQpQip", "aclrtMemcpyAsync", "aclrtMemcpyAsyncWithCondition")
+def copy(target: int | None, room: int, source: int | None, size: int, *kind: int) -> int:
+    if size and target and source and not memory.holds(target):
+        if memory.holds(source):
+            ctypes.memset(target, 0, min(size, room))
+        else:
+            ctypes.memmove(target, source, min(size, room))
+    return 0
+
+
+@answers("pQiQ", "aclrtMemset")
+@answers("pQiQp", "aclrtMemsetAsync")
+def fill(target: int | None, room: int, value: int, size: int, *stream: int) -> int:
+    if size and target and not memory.holds(target):
+        ctypes.memset(target, value, min(size, room))
+    return 0
+
+
+# -- streams and events: everything has happened already -----------------------------------------------------------------
+
+
+@answers("p", "aclrtCreateStream", "aclrtCreateEvent")
+@answers("pI", "aclrtCreateEventWithFlag", "aclrtCreateEventExWithFlag")
+@answers("pII", "aclrtCreateStreamWithConfig")
+def new_handle(handle: int, *options: int) -> int:
+    return store(handle, next(_handles), ctypes.c_uint64)
+
+
+@answers("pp", "aclrtStreamGetId")
+def stream_id(stream: int | None, number: int) -> int:
+    return store(number, (stream or 0) >> 6 & 0x7FFFFFFF, ctypes.c_int32)
+
+
+@answers("pp", "aclrtStreamQuery")
+def stream_query(stream: int, status: int) -> int:
+    return store(status, _STREAM_COMPLETE, ctypes.c_int32)
+
+
+@answers("pp", "aclrtQueryEventStatus", "aclQueryEventRecordedStatus")
+def event_status(event: int, status: int) -> int:
+    return store(status, _EVENT_RECORDED, ctypes.c_int32)
+
+
+@answers("pp", "aclrtQueryEventWaitStatus", "aclQueryEventWaitStatus")
+def event_wait_status(event: int, status: int) -> int:
+    return store(status, _WAIT_COMPLETE, ctypes.c_int32)
+
+
+@answers("ppp", "aclrtEventElapsedTime")
+def elapsed_time(milliseconds: int, start: int, end: int) -> int:
+    ctypes.c_float.from_address(milliseconds).value = 1.0
+    return 0
+
+
+@answers("pp", "aclrtEventGetTimestamp")
+def timestamp(event: int, time: int) -> int:
+    return store(time, 0, ctypes.c_uint64)
+
+
+@answers("pp", "aclrtGetStreamOverflowSwitch")
+def overflow_switch(stream: int, flag: int) -> int:
+    return store(flag, 0, ctypes.c_uint32)
+
+
+@answers("ppip", "aclrtLaunchCallback")
+def launch_callback(function: int, data: int, blocks: int, stream: int) -> int:
+    ctypes.CFUNCTYPE(None, ctypes.c_void_p)(function)(data)
+    return 0
+
+
+@answers("ppp", "aclrtLaunchHostFunc")
+def launch_host_function(stream: int, function: int, data: int) -> int:
+    return launch_callback(function, data, 0, stream)
+
+
+@answers("ppp", "aclmdlRICaptureGetInfo")
+def capture_info(stream: int, status: int | None, model: int | None) -> int:
+    store(status, 0, ctypes.c_int32)
+    return store(model, 0, ctypes.c_uint64)
+
+
+@answers("ipQ", "aclGetCompileopt")
+def compile_option(option: int, value: int, length: int) -> int:
+    return store_text(value, "disable")
+
+
+@answers("i>Q", "aclGetCompileoptSize")
+def compile_option_size(option: int) -> int:
+    return 256
+
+
+# -- communicators (hccl.h) ----------------------------------------------------------------------------------------------
+
+
+def _communicator(place: int, size: int, rank: int) -> int:
+    communicators.append((size, rank))
+    return store(place, len(communicators), ctypes.c_uint64)
+
+
+@answers("p", "HcclGetRootInfo")
+def root_info(info: int) -> int:
+    return store_text(info, "stand-in")
+
+
+@answers("IpIp", "HcclCommInitRootInfo")
+def init_root_info(size: int, info: int, rank: int, place: int) -> int:
+    return _communicator(place, size, rank)
+
+
+@answers("IpIpp", "HcclCommInitRootInfoConfig")
+def init_root_info_config(size: int, info: int, rank: int, settings: int, place: int) -> int:
+    return _communicator(place, size, rank)
+
+
+@answers("pIpp", "HcclCommInitClusterInfoConfig")
+def init_cluster_info(file: int, rank: int, settings: int, place: int) -> int:
+    return _communicator(place, 0, rank)
+
+
+@answers("pIpQIpp", "HcclCreateSubCommConfig")
+def sub_communicator(parent: int, size: int, ranks: int, number: int, rank: int, settings: int, place: int) -> int:
+    return _communicator(place, size, rank)
+
+
+@answers("pp", "HcclGetCommName")
+def communicator_name(communicator: int | None, name: int) -> int:
+    return store_text(name, f"standin_{communicator or 0}")
+
+
+@answers("pp", "HcclGetRankSize")
+def rank_size(communicator: int, size: int) -> int:
+    return store(size, communicators[communicator - 1][0], ctypes.c_uint32)
+
+
+@answers("pp", "HcclGetRankId")
+def rank_id(communicator: int, rank: int) -> int:
+    return store(rank, communicators[communicator - 1][1], ctypes.c_uint32)
+
+
+@answers("pp", "HcclGetCommAsyncError")
+def communicator_error(communicator: int, error: int) -> int:
+    return store(error, 0, ctypes.c_int32)

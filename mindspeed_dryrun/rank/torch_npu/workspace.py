@@ -1,0 +1,67 @@
+"""How much workspace an operator of CANN asks for, by formulas from its public host code (hicann/ops-nn, Ascend 910B).
+
+torch_npu takes the workspace of an operator from its caching allocator for as long as the operator is being launched, so that it
+is part of the allocated figure; with TASK_QUEUE_ENABLE=2 it takes it from another allocator, and it is not (OpPreparation.cpp,
+`unsafe_empty_workspace`). Nothing here is fitted to a measured figure. An operator without a formula answers 0 and is named in
+the report.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable
+from typing import Any
+
+from mindspeed_dryrun.rank.torch_npu import TASK_QUEUE_VARIABLE
+from mindspeed_dryrun.rank.torch_npu.slots import QUESTION, answers, store
+
+_SYSTEM = 16 << 20  # what a kernel in Ascend C keeps for itself
+_VECTOR_CORES = 48  # Ascend 910B2
+largest: dict[str, int] = {}  # operator → its largest workspace in this process, wherever it was taken from
+
+
+def workspace(signature: str, operator: str) -> Callable[[Callable[..., int]], Callable[..., int]]:
+    """Registers a formula. `signature`: the operator's parameters, without the two out-parameters at its end."""
+
+    def register(formula: Callable[..., int]) -> Callable[..., int]:
+        @answers(signature + "pp", operator + QUESTION)
+        def answer(*parameters: Any) -> int:
+            *inputs, place, _ = parameters
+            size = formula(*inputs)
+            largest[operator] = max(largest.get(operator, 0), size)
+            return store(place, size if counted() else 0, ctypes.c_uint64)
+
+        return formula
+
+    return register
+
+
+def counted() -> bool:
+    """Whether the script's own setting lets workspace come from the caching allocator."""
+    return os.environ.get(TASK_QUEUE_VARIABLE) != "2"
+
+
+@workspace("ppppppfffffbb", "aclnnApplyAdamWV2")
+def apply_adam_w(*parameters: Any) -> int:
+    """optim/apply_adam_w_v2/op_host/apply_adam_w_v2_tiling.cpp:32 and 400."""
+    return _SYSTEM
+
+
+@workspace("ppdpp", "aclnnRmsNorm")
+def rms_norm(*parameters: Any) -> int:
+    """norm/rms_norm/op_host/rms_norm_tiling.cpp:315-318."""
+    return _SYSTEM + 256
+
+
+@workspace("pppppp", "aclnnRmsNormGrad")
+def rms_norm_grad(*parameters: Any) -> int:
+    """norm/rms_norm_grad/op_host/rms_norm_grad_tiling.cpp:431-435, for sums that need not be deterministic."""
+    return _SYSTEM + 8 * _VECTOR_CORES * 4
+
+
+@workspace("pqp", "aclnnSwiGlu")
+@workspace("ppqp", "aclnnSwiGluGrad")
+def swi_glu(*parameters: Any) -> int:
+    """activation/swi_glu/op_host/swi_glu_tiling.cpp:47 and 550-553, for both."""
+    return _SYSTEM

@@ -1,0 +1,40 @@
+"""The comparison with real NPUs: rows in, table and margin out; a rank that did not run is in the table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from real_npu import RealRank, find_script, margin, markdown, read_jobs
+
+from mindspeed_dryrun.engines.torch_npu.margin import margin_sentence
+
+HEADER = "job,rank,max_allocated_mb,allocated_mb,script,branches\n"
+
+
+def rank(number: int, **figures: float) -> RealRank:
+    return RealRank(job="qwen", branch="26.1.0", current=True, rank=number, real_allocated=100.0, real_max=200.0, **figures)  # type: ignore[arg-type]
+
+
+def test_jobs_and_the_newest_branch_that_has_the_script(tmp_path: Path) -> None:
+    file = tmp_path / "real.csv"
+    file.write_text(HEADER + "qwen,0,200.0,100.0,tests/qwen.sh,2.2.0 26.0.0 26.1.0\nqwen,1,200.0,100.0,tests/qwen.sh,2.2.0 26.0.0 26.1.0\n")
+    (job,) = read_jobs(file)
+    assert [item.rank for item in job.ranks] == [0, 1] and not job.ranks[0].current  # kept since 2.2.0
+    assert find_script(job, tmp_path) is None
+    moved = tmp_path / "26.0.0" / "MindSpeed-LLM" / "tests" / "legacy" / "qwen.sh"
+    moved.parent.mkdir(parents=True)
+    moved.touch()
+    assert find_script(job, tmp_path) == ("26.0.0", moved)
+
+
+def test_the_table_has_every_rank_and_the_margin_only_those_that_ran() -> None:
+    ranks = [rank(0, allocated=100.5, maximum=199.0), rank(1, allocated=90.0, maximum=180.0), rank(2)]
+    text = markdown(ranks, "torch_npu X")
+    assert "| 0 | 100.0 | 100.5 | +0.500 | 200.0 | 199.0 | -1.0 (-0.50 %) |" in text
+    assert "3 real ranks, 2 ran. Allocated within 1 MB on 1 of 2; max allocated within 1 % on 1 of 2; more than 3 % below on 1 of 2" in text
+    assert "did not run" in text
+    assert margin(ranks) == {"jobs": 1, "ranks": 2, "lowest_percent": -10.0, "highest_percent": -0.5, "within_1_percent": 1}
+
+
+def test_the_engine_says_the_margin_that_was_measured() -> None:
+    assert "EXPERIMENTAL" in margin_sentence() and "may be too LOW" in margin_sentence()
