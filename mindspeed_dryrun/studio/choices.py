@@ -18,7 +18,8 @@ from mindspeed_dryrun.devices import hardware
 from mindspeed_dryrun.errors import UsageError
 from mindspeed_dryrun.launch.captured_call import CapturedCall
 from mindspeed_dryrun.launch.job import Job, understand
-from mindspeed_dryrun.launch.script import assignments, capture
+from mindspeed_dryrun.launch.script import capture
+from mindspeed_dryrun.launch.script_text import assignments
 from mindspeed_dryrun.megatron.arguments import override_args, without
 from mindspeed_dryrun.megatron.flags import FLAGS, Flag
 from mindspeed_dryrun.units import parse_size_mb

@@ -67,7 +67,7 @@ def test_the_sentence_is_the_first_error_of_the_log(
 ) -> None:
     program = tmp_path / "pretrain_gpt.py"
     program.write_text("from argparse import Namespace\nNamespace().transformer_impl\n")
-    monkeypatch.setattr(worker, "check_simulation", lambda: None)
+    monkeypatch.setattr(worker.rank_engine(), "check_simulation", lambda: None)
     monkeypatch.setattr(worker, "prepare", lambda: None)
     monkeypatch.setattr(sys, "argv", ["rank"])
     monkeypatch.setattr(sys, "path", ["", *sys.path])
