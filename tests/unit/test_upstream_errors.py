@@ -69,6 +69,7 @@ def test_the_sentence_is_the_first_error_of_the_log(
     program.write_text("from argparse import Namespace\nNamespace().transformer_impl\n")
     monkeypatch.setattr(worker.rank_engine(), "check_simulation", lambda: None)
     monkeypatch.setattr(worker, "prepare", lambda: None)
+    monkeypatch.setattr(worker.patcher, "failures", list)
     monkeypatch.setattr(sys, "argv", ["rank"])
     monkeypatch.setattr(sys, "path", ["", *sys.path])
     with pytest.raises(AttributeError):
