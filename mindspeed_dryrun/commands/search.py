@@ -16,11 +16,15 @@ import contextlib
 import dataclasses
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mindspeed_dryrun.commands.launch import execution_from
 from mindspeed_dryrun.commands.sweep import add_run_arguments, run_spec
 from mindspeed_dryrun.errors import UsageError
 from mindspeed_dryrun.units import parse_size_mb
+
+if TYPE_CHECKING:
+    from mindspeed_dryrun.search.search import SearchResult
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -79,10 +83,7 @@ def run(args: argparse.Namespace) -> int:
         shape, listed, plan.hardware, budget_mb, measure, plan.winners, on_progress, plan.space.per_stage, variant=variant
     )
     if args.plan_only:
-        found = search.result
-        print(f"{found.considered} strategies, {found.struck_out} struck out by the lower bound. The fastest of the rest:")
-        for candidate in found.candidates[:20]:
-            print(f"{candidate.seconds:8.2f} s  {candidate.strategy.name}  at least {candidate.bound_mb:.0f}M")
+        _print_plan(search.result)
         return 0
     with shared or contextlib.nullcontext():
         result = search.run()
@@ -94,6 +95,16 @@ def run(args: argparse.Namespace) -> int:
     else:
         print(results.to_text(result, shape, plan.hardware))
         print("written: " + ", ".join(str(path) for path in written))
+    return _exit_status(result)
+
+
+def _print_plan(found: SearchResult) -> None:
+    print(f"{found.considered} strategies, {found.struck_out} struck out by the lower bound. The fastest of the rest:")
+    for candidate in found.candidates[:20]:
+        print(f"{candidate.seconds:8.2f} s  {candidate.strategy.name}  at least {candidate.bound_mb:.0f}M")
+
+
+def _exit_status(result: SearchResult) -> int:
     if result.interrupted:
         return 130
     if result.winners:

@@ -133,30 +133,34 @@ def _is_assignment(word: str) -> bool:
 
 def _word_end(text: str, position: int) -> int:
     """Where the shell word at `position` ends: quotes, escapes and nested parentheses belong to it."""
-    closing: list[str] = []
+    closing: list[str] = []  # what each open quote or bracket ends with, the innermost last
     previous = ""
     if text.startswith(("<(", ">("), position):  # a process that stands for a file
         previous, position = text[position], position + 1
     while position < len(text):
-        char = text[position]
-        if closing and closing[-1] == "'":
-            if char == "'":
-                closing.pop()
-        elif char == "\\":
+        char, inside = text[position], closing[-1] if closing else ""
+        if char == "\\" and inside != "'":
             position += 1
-        elif (closing and closing[-1] == '"' and char == '"') or (closing and closing[-1] == "`" and char == "`"):
+        elif char == inside:
             closing.pop()
-        elif char in '"`' or (char == "'" and not (closing and closing[-1] == '"')):
-            closing.append(char)
-        elif char in "({" and ((previous in "$<>=" and previous) or (closing and closing[-1] in ")}" and char == "(")):
-            closing.append(")" if char == "(" else "}")
-        elif closing and char == closing[-1]:
-            closing.pop()
-        elif not closing and char in " \t\n;&|()<>":
+        elif opened := _opened(char, inside, previous):
+            closing.append(opened)
+        elif not inside and char in " \t\n;&|()<>":
             break
         previous = char
         position += 1
     return min(position, len(text))
+
+
+def _opened(char: str, inside: str, previous: str) -> str:
+    """What ends the quote or the bracket that `char` opens; empty where it opens none. `inside` ends the one around it."""
+    if inside == "'":
+        return ""
+    if char in '"`' or (char == "'" and inside != '"'):
+        return char
+    if char == "(" and (inside in (")", "}") or (previous and previous in "$<>=")):
+        return ")"
+    return "}" if char == "{" and previous and previous in "$<>=" else ""
 
 
 def _line_end(text: str, position: int) -> int:

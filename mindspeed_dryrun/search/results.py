@@ -157,6 +157,31 @@ def nothing_fits(result: SearchResult) -> str:
     )
 
 
+def _strategy_fields(strategy: Strategy) -> dict[str, Any]:
+    return {
+        "world_size": strategy.world,
+        "tp": strategy.tp,
+        "pp": strategy.pp,
+        "dp": strategy.dp,
+        "cp": strategy.cp,
+        "cp_algorithm": strategy.cp_algorithm if strategy.cp > 1 else None,
+        "ulysses_degree": strategy.heads_exchanged if strategy.cp > 1 else None,
+        "ep": strategy.ep if strategy.etp else None,
+        "expert_tp": strategy.etp or None,
+        "dispatcher": strategy.dispatcher or None,
+        "schedule": "dualpipev" if strategy.dualpipe else "interleaved" if strategy.chunks > 1 else "1f1b",
+        "options": list(strategy.options),
+        "vpp": strategy.chunks if strategy.chunks > 1 else None,
+        "layers_per_stage": [list(stage) for stage in strategy.stages],
+        "noop_layers": list(strategy.noop_layers),
+        "micro_batch": strategy.micro_batch,
+        "recompute": str(strategy.recompute),
+        "recomputed_layers_per_stage": [list(strategy.recomputed(stage)) for stage in range(strategy.pp)],
+        "sequence_parallel": strategy.sequence_parallel and strategy.tp > 1,
+        "distributed_optimizer": strategy.distributed_optimizer,
+    }
+
+
 def strategy_json(winner: Candidate, shape: ModelShape, guess: Estimate, budget_mb: int) -> dict[str, Any]:
     """One winner: ours, Galvatron's fields, the arguments and the conversion's."""
     strategy = winner.strategy
@@ -164,28 +189,7 @@ def strategy_json(winner: Candidate, shape: ModelShape, guess: Estimate, budget_
     return {
         "schema_version": SCHEMA_VERSION,
         "name": strategy.name,
-        "strategy": {
-            "world_size": strategy.world,
-            "tp": strategy.tp,
-            "pp": strategy.pp,
-            "dp": strategy.dp,
-            "cp": strategy.cp,
-            "cp_algorithm": strategy.cp_algorithm if strategy.cp > 1 else None,
-            "ulysses_degree": strategy.heads_exchanged if strategy.cp > 1 else None,
-            "ep": strategy.ep if strategy.etp else None,
-            "expert_tp": strategy.etp or None,
-            "dispatcher": strategy.dispatcher or None,
-            "schedule": "dualpipev" if strategy.dualpipe else "interleaved" if strategy.chunks > 1 else "1f1b",
-            "options": list(strategy.options),
-            "vpp": strategy.chunks if strategy.chunks > 1 else None,
-            "layers_per_stage": [list(stage) for stage in strategy.stages],
-            "noop_layers": list(strategy.noop_layers),
-            "micro_batch": strategy.micro_batch,
-            "recompute": str(strategy.recompute),
-            "recomputed_layers_per_stage": [list(strategy.recomputed(stage)) for stage in range(strategy.pp)],
-            "sequence_parallel": strategy.sequence_parallel and strategy.tp > 1,
-            "distributed_optimizer": strategy.distributed_optimizer,
-        },
+        "strategy": _strategy_fields(strategy),
         "galvatron": galvatron_fields(strategy, shape),
         "memory": {
             "budget_mb": budget_mb,

@@ -135,12 +135,15 @@ def read_choice(data: Any, subject: Subject) -> Choice:
             raise UsageError(f"The variable {str(name)[:64]!r} cannot be set to that: letters, digits and . , : + = / @ - only.")
     for name, value in flags.items():
         _check_flag(FLAGS.get(name), name, value)
-    device, budget = data.get("device") or None, data.get("budget") or None
+    return Choice(dict(sets), dict(flags), *_read_card(data.get("device") or None, data.get("budget") or None))
+
+
+def _read_card(device: Any, budget: Any) -> tuple[str | None, str | None]:
     if device is not None and device not in hardware.names():
         raise UsageError(f"There is no device of that name; choose one of {', '.join(hardware.names())}.")
     if budget is not None and (not isinstance(budget, str) or len(budget) > 12 or not 1 <= parse_size_mb(budget) <= _LARGEST):
         raise UsageError("The budget is a size such as 58G.")
-    return Choice(dict(sets), dict(flags), device, budget)
+    return device, budget
 
 
 def _check_flag(flag: Flag | None, name: Any, value: Any) -> None:

@@ -142,13 +142,13 @@ def run_rank(
         return None
     progress.read()
     log = progress.with_figures(read_worker_log(log_path, task.rank))
-    status, error_line, note = judge(task, outcome, log, progress.done, progress.phase)
+    judged = judge(task, outcome, log, progress.done, progress.phase)
     report = RankReport(
         rank=task.rank,
         represents=task.represents,
         stage=task.stage,
-        status=status,
-        error=error_line,
+        status=judged.status,
+        error=judged.error,
         used_peak_mb=log.used_peak_mb,
         actual_peak_mb=log.actual_peak_mb,
         seconds=outcome.seconds,
@@ -158,7 +158,7 @@ def run_rank(
         iterations=progress.done,
         why=task.why,
     )
-    result = {**_result(report, outcome, log, command, note), "groups": used_groups(record, task.rank), "start": run.start}
+    result = {**_result(report, outcome, log, command, judged.note), "groups": used_groups(record, task.rank), "start": run.start}
     result |= progress.details()
     write_json(folder / "result.json", result)
     on_event(
@@ -167,41 +167,55 @@ def run_rank(
     return report
 
 
-def judge(
-    task: RankTask, outcome: Outcome, log: RankLog, done: int, phase: str | None
-) -> tuple[Status, str | None, str | None]:
-    """Status, error line and note of a rank. Exit status first, figures second: the block is printed by failed runs too.
+@dataclass(frozen=True)
+class Judgement:
+    """What became of a rank: the error where it failed, a note where its figures need one."""
+
+    status: Status
+    error: str | None = None
+    note: str | None = None
+
+
+def judge(task: RankTask, outcome: Outcome, log: RankLog, done: int, phase: str | None) -> Judgement:
+    """Exit status first, figures second: the block is printed by failed runs too.
 
     `ok` needs the planned iterations, the block, and a good exit; a crash counts as one only when it came in the
     tear-down, after all of that was done and nothing had been raised.
     """
-    trained = done >= task.iterations
     if outcome.ended == "timeout":
         where = f" in phase '{phase}', {done} of {task.iterations} iterations done" if phase else ""
-        return Status.TIMEOUT, f"timed out after {task.timeout_s:g} s{where}", None
+        return Judgement(Status.TIMEOUT, f"timed out after {task.timeout_s:g} s{where}")
     if outcome.ended == "lost":
-        return Status.FAILED, "the process that guards this rank was killed, most likely for want of host memory", None
-    if trained and log.whole and not log.raised and outcome.crash in _CRASHES:
-        name = signal.Signals(outcome.crash).name
-        return (
-            Status.OK,
-            None,
-            f"crashed with {name} in the tear-down, after the last iteration and the block; its figures are good",
-        )
-    if outcome.crash == signal.SIGKILL:
-        return Status.FAILED, log.raised or "killed by the system (SIGKILL), most likely for want of host memory", None
+        return Judgement(Status.FAILED, "the process that guards this rank was killed, most likely for want of host memory")
     if outcome.crash is not None:
-        name = signal.Signals(outcome.crash).name if outcome.crash in set(signal.Signals) else str(outcome.crash)
-        return Status.FAILED, log.first_error or f"ended by signal {name}; its log shows no error", None
-    if outcome.exit_status != 0:
-        return Status.FAILED, log.first_error or f"exit status {outcome.exit_status}; its log shows no error", None
-    if not trained:
-        missed = f"ended without an error after {done} of {task.iterations} iterations: its memory is not the job's"
-        return Status.FAILED, log.first_error or missed, None
+        return _judge_crash(outcome.crash, log, complete=done >= task.iterations and log.whole)
+    missed = (
+        f"exit status {outcome.exit_status}; its log shows no error" if outcome.exit_status != 0
+        else _what_is_missing(log, done, task.iterations)
+    )  # fmt: skip
+    if missed:
+        return Judgement(Status.FAILED, log.first_error or missed)
+    note = "several memory blocks with different figures; the largest are shown" if log.differs else None
+    return Judgement(Status.OK, note=note)
+
+
+def _judge_crash(crash: int, log: RankLog, complete: bool) -> Judgement:
+    name = signal.Signals(crash).name if crash in set(signal.Signals) else str(crash)
+    if complete and not log.raised and crash in _CRASHES:
+        note = f"crashed with {name} in the tear-down, after the last iteration and the block; its figures are good"
+        return Judgement(Status.OK, note=note)
+    if crash == signal.SIGKILL:
+        return Judgement(Status.FAILED, log.raised or "killed by the system (SIGKILL), most likely for want of host memory")
+    return Judgement(Status.FAILED, log.first_error or f"ended by signal {name}; its log shows no error")
+
+
+def _what_is_missing(log: RankLog, done: int, iterations: int) -> str | None:
+    if done < iterations:
+        return f"ended without an error after {done} of {iterations} iterations: its memory is not the job's"
     if not log.whole:
         cut = "the log ends inside the memory block" if log.truncated else "the engine printed no memory block"
-        return Status.FAILED, log.first_error or f"{cut}; is GLOG_v 3 or the disk full?", None
-    return Status.OK, None, "several memory blocks with different figures; the largest are shown" if log.differs else None
+        return f"{cut}; is GLOG_v 3 or the disk full?"
+    return None
 
 
 @dataclass
