@@ -95,10 +95,10 @@ def _category_lines(found: Explanation) -> list[str]:
         body.append([part.name, _mb(part.size_bytes), view.percent(part.size_bytes, found.peak_bytes), bar])
     body.append(["sum", _mb(found.peak_bytes), "", ""])
     if found.engine_used_mb is not None:
-        body.append(["difference to the engine's figure", f"{found.difference_mb:+d}M", "", ""])
+        body.append(["difference from the engine's figure", f"{found.difference_mb:+d}M", "", ""])
         body.append(["used peak (engine)", f"{found.engine_used_mb}M", "", ""])
     elif found.difference_mb:
-        body.append(["difference to the file's own count", f"{found.difference_mb:+d}M", "", ""])
+        body.append(["difference from the file's own count", f"{found.difference_mb:+d}M", "", ""])
     if found.fragments_bytes is not None:
         used = found.engine_used_mb if found.engine_used_mb is not None else found.peak_bytes / 2**20
         body.append(["fragments", _mb(found.fragments_bytes), "", ""])

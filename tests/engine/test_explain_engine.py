@@ -37,7 +37,7 @@ def explained(tmp_path: Path, ranks: str, *arguments: str) -> dict[int, dict[str
         "1",
     ]
     done = run(*words, "--", *arguments, cwd=tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.returncode in (0, 1), done.stdout + done.stderr  # 1: some rank classes were not run
     found = {}
     for rank in map(int, ranks.split(",")):
         said = run("explain", "record", "--rank", str(rank), "--format", "json", cwd=tmp_path)

@@ -90,10 +90,10 @@ def test_the_engines_figure_and_a_difference_are_lines_of_their_own(tmp_path):
     path = program.write(tmp_path / "memory_block.csv")
     whole = program.peak()[0] // 2**20
     same = render_text(explain(path, 0, whole, whole + 7))
-    assert re.search(r"difference to the engine's figure +\+0M\n", same) and re.search(r"\nfragments +7.0M\n", same)
+    assert re.search(r"difference from the engine's figure +\+0M\n", same) and re.search(r"\nfragments +7.0M\n", same)
     more = explain(path, 0, whole + 12, whole + 20)
     assert more.difference_mb == 12
-    assert re.search(r"difference to the engine's figure +\+12M\n", render_text(more))
+    assert re.search(r"difference from the engine's figure +\+12M\n", render_text(more))
     assert all(len(line) <= 80 for line in render_text(more).splitlines())
     assert json.loads(render_json([more]))["ranks"][0]["difference_mb"] == 12
 
