@@ -148,6 +148,13 @@ CASES = {
     "SFT, packed": tuning(2, PP2 + " --reset-position-ids"),
     "LoRA, PP 2": tuning(2, PP2 + LORA),
     "LoRA, TP 2, fused": tuning(2, TP2 + " --sequence-parallel --lora-fusion" + LORA),
+    "LoRA, TP 2": tuning(2, TP2 + " --sequence-parallel" + LORA),
+    "LoRA, TP 2, fused, whole sequences": tuning(2, TP2 + " --lora-fusion" + LORA),
+    "LoRA, fused": tuning(2, " --lora-fusion" + LORA),
+    "LoRA, some layers, PP 4": tuning(4, " --pipeline-model-parallel-size 4 --lora-r 16 --lora-target-modules linear_qkv linear_proj"),
+    "LoRA, block by block": tuning(
+        2, PP2 + LORA + " --recompute-granularity full --recompute-method block --recompute-num-layers 1"
+    ),
     "LoRA, recomputed": tuning(2, PP2 + LORA + FULL),
     "DPO": Case(2, DPO + PP2, "posttrain_gpt.py"),
 }  # fmt: skip

@@ -87,7 +87,7 @@ def _modelled() -> list[Flag]:
             rows.append(
                 Flag(
                     name="--" + item.name.replace("_", "-"),
-                    takes=0 if kind == "bool" else 1,
+                    takes=0 if kind == "bool" else item.metadata.get("takes", 1),
                     about=group.about,
                     effect=str(group.__doc__),
                     handling=Handling.MODELLED,
@@ -150,14 +150,15 @@ _TABLE: tuple[Flag, ...] = (
         no-data-sharding s3-cache-path= iterations-to-skip=*@length enable-share-memory return-document-ids
         train-samples=@length rampup-batch-size=*@length decrease-batch-size-if-needed"""),
     *_group(Handling.IGNORED, "checkpoint", "checkpoints: a dry run loads and saves nothing", """
-        load=@input save=@output save-interval= no-load-optim no-load-rng no-save-optim no-save-rng finetune
-        pretrained-checkpoint=@input ckpt-step=@input ckpt-format= dist-ckpt-format= dist-ckpt-strictness=
-        use-dist-ckpt async-save@output use-persistent-ckpt-worker auto-detect-ckpt-format@input
-        ckpt-fully-parallel-save ckpt-fully-parallel-load no-ckpt-fully-parallel-save ckpt-assume-constant-structure
-        ckpt-convert-format= ckpt-convert-save= exit-on-missing-checkpoint@input use-checkpoint-args@input
-        use-mp-args-from-checkpoint-args@input load-checkpoint-loosely no-use-tokenizer-model-from-checkpoint-args
-        no-shared-storage persistent-save-interval= non-persistent-save-interval=@output non-persistent-ckpt-type=
-        non-persistent-global-ckpt-dir=@output non-persistent-local-ckpt-dir=@output non-persistent-local-ckpt-algo="""),
+        load=@input lora-load=@input lora-ckpt-filter save-lora-to-hf save=@output save-interval= no-load-optim
+        no-load-rng no-save-optim no-save-rng finetune pretrained-checkpoint=@input ckpt-step=@input ckpt-format=
+        dist-ckpt-format= dist-ckpt-strictness= use-dist-ckpt async-save@output use-persistent-ckpt-worker
+        auto-detect-ckpt-format@input ckpt-fully-parallel-save ckpt-fully-parallel-load no-ckpt-fully-parallel-save
+        ckpt-assume-constant-structure ckpt-convert-format= ckpt-convert-save= exit-on-missing-checkpoint@input
+        use-checkpoint-args@input use-mp-args-from-checkpoint-args@input load-checkpoint-loosely
+        no-use-tokenizer-model-from-checkpoint-args no-shared-storage persistent-save-interval=
+        non-persistent-save-interval=@output non-persistent-ckpt-type= non-persistent-global-ckpt-dir=@output
+        non-persistent-local-ckpt-dir=@output non-persistent-local-ckpt-algo="""),
     *_group(Handling.IGNORED, "logging", "logging, evaluation, profiling and process control", """
         log-interval= log-throughput moe-per-layer-logging log-params-norm log-num-zeros-in-grad log-progress@output
         log-timers-to-tensorboard log-memory-to-tensorboard log-world-size-to-tensorboard
@@ -202,10 +203,9 @@ _TABLE: tuple[Flag, ...] = (
     *_group(Handling.REFUSED, "attention", "multi-latent attention that is not modelled: use the script's trainer", """
         multi-head-latent-attention qk-nope-head-dim= qk-rope-head-dim= mla-fa-divide-qk mla-swap-core-attn-out
         mla-up-proj-tp-overlap mla-zero-memory recompute-mla-up-proj"""),
-    *_group(Handling.REFUSED, "fine-tuning", "LoRA: run it with the script's own trainer", """
-        lora-r=@fewer_states,fewer_activations lora-alpha= lora-target-modules=*@fewer_states lora-load=@input
-        lora-fusion lora-modules-to-save=* lora-register-forward-hook=* lora-ckpt-filter qlora qlora-nf4
-        qlora-save-dequantize save-lora-to-hf lu-lora-final-layer-index= lu-lora-lr= lu-lora-lr-ratio="""),
+    *_group(Handling.REFUSED, "fine-tuning", "LoRA of a kind that is not modelled: run it with the script's own trainer", """
+        lora-modules-to-save=* qlora qlora-nf4 qlora-save-dequantize lu-lora-final-layer-index= lu-lora-lr=
+        lu-lora-lr-ratio="""),
     *_group(Handling.REFUSED, "fine-tuning", "post-training that is not modelled: run it with the script's own trainer", """
         is-pairwise-dataset neat-pack dpo-loss-type= dpo-beta= dpo-label-smoothing= simpo-loss-type= simpo-beta=
         simpo-label-smoothing= pref-ftx= ref-model= refer-model-iter= reward-model= reward-tokens=* placeholder-token=
@@ -328,6 +328,8 @@ def _value_problem(flag: Flag, values: list[str]) -> str:
         return f"a switch, but '{values[0]}' follows it" if values else ""
     if flag.name == "--spec":
         return "" if _known_spec(values) else f"the layer spec '{' '.join(values)}' is not modelled"
+    if flag.takes == -1:
+        return ""
     if len(values) != 1:
         return f"takes one value, got '{' '.join(values)}'"
     try:
@@ -355,7 +357,7 @@ def parse(args: Sequence[str]) -> TrainerFlags:
     for name, words in pairs(args):
         flag = FLAGS[name]
         if flag.handling is Handling.MODELLED:
-            values[flag.key] = True if flag.takes == 0 else flag.convert(words[0])
+            values[flag.key] = True if flag.takes == 0 else flag.convert(words[0] if flag.takes == 1 else " ".join(words))
     missing = [name for name in with_tag("required") if FLAGS[name].key not in values]
     if missing:
         raise UsageError(f"The trainer's arguments lack {', '.join(missing)}.")

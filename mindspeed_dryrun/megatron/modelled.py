@@ -239,6 +239,17 @@ class TuningFlags:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LoraFlags:
+    """LoRA: frozen weights without gradients or optimizer states, and small trained ones beside them"""
+
+    about: ClassVar[str] = "fine-tuning"
+    lora_r: int = tagged(16, "fewer_states", "fewer_activations")
+    lora_alpha: int = 32
+    lora_target_modules: str | None = field(default=None, metadata={"tags": ("fewer_states",), "takes": -1})
+    lora_fusion: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class RecomputeFlags:
     """activations kept or recomputed"""
 
@@ -284,13 +295,15 @@ class StateFlags:
 
 GROUPS: tuple[type[Any], ...] = (
     ModelFlags, LayerFlags, RotaryFlags, BatchFlags, LayoutFlags, FusedLinearFlags, ContextFlags, ExpertFlags, RouterFlags,
-    LatentFlags, TuningFlags, RecomputeFlags, StateFlags,
+    LatentFlags, TuningFlags, LoraFlags, RecomputeFlags,
+    StateFlags,
 )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainerFlags(
     ModelFlags, LayerFlags, RotaryFlags, BatchFlags, LayoutFlags, FusedLinearFlags, ContextFlags, ExpertFlags, RouterFlags,
-    LatentFlags, TuningFlags, RecomputeFlags, StateFlags,
+    LatentFlags, TuningFlags, LoraFlags, RecomputeFlags,
+    StateFlags,
 ):  # fmt: skip
     """Every modelled flag of one job."""

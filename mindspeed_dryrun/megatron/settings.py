@@ -50,6 +50,11 @@ class Settings(TrainerFlags):
         return self.qk_pos_emb_head_dim if self.multi_latent_attention and self.rope_scaling_type == "yarn" else self.kv_size
 
     @property
+    def lora_modules(self) -> tuple[str, ...]:
+        """Names of the layers with an adapter; none without LoRA."""
+        return tuple((self.lora_target_modules or "").split())
+
+    @property
     def any_length(self) -> bool:
         """Samples are not padded to the sequence length; a dry run takes the longest."""
         return self.variable_seq_lengths or self.no_pad_to_seq_lengths
@@ -173,6 +178,7 @@ def _refuse_unmodelled(given: TrainerFlags) -> None:
             "use alltoall_seq."
         )
     _refuse_latent_attention(given)
+    _refuse_adapters(given)
     fused = given.coc_fused_kernel and given.sequence_parallel and given.tensor_model_parallel_size > 1
     if given.use_ascend_coc and not fused:
         raise UsageError("--use-ascend-coc is modelled with --coc-fused-kernel, --sequence-parallel and tensor parallelism only.")
@@ -195,3 +201,12 @@ def _refuse_plain_attention(given: TrainerFlags) -> None:
             "Without --use-flash-attn, multi-latent attention, --reset-position-ids and fine-tuning are not modelled: "
             "add --use-flash-attn."
         )
+
+
+def _refuse_adapters(given: TrainerFlags) -> None:
+    if not given.lora_target_modules:
+        return
+    if given.num_experts or given.multi_latent_attention:
+        raise UsageError("LoRA with experts or multi-latent attention is not modelled: run it with the script's own trainer.")
+    if given.use_ascend_coc:
+        raise UsageError("LoRA with --use-ascend-coc is not modelled: run it with the script's own trainer.")

@@ -128,6 +128,26 @@ def test_full_fine_tuning(tmp_path: Path, more: str, world_size: int, rank: int,
     assert used_peak(tmp_path, f"{TUNE} {more}", world_size, rank, base=DENSE) == used_peak_mb
 
 
+LORA = "--lora-r 8 --lora-alpha 16 --lora-target-modules linear_qkv linear_proj linear_fc1 linear_fc2"
+
+
+@pytest.mark.parametrize(
+    ("more", "used_peak_mb"),
+    [
+        pytest.param("--pipeline-model-parallel-size 2", 399, id="adapters after the layers"),
+        pytest.param("--lora-fusion", 855, id="one function"),
+        pytest.param("--lora-fusion --tensor-model-parallel-size 2 --sequence-parallel", 433, id="one function, TP 2"),
+        pytest.param("--lora-fusion --tensor-model-parallel-size 2", 469, id="one function, whole sequences"),
+        pytest.param(
+            "--pipeline-model-parallel-size 2 --recompute-granularity full --recompute-method block --recompute-num-layers 1",
+            288, id="blocks recomputed",
+        ),
+    ],
+)  # fmt: skip
+def test_adapters(tmp_path: Path, more: str, used_peak_mb: int) -> None:
+    assert used_peak(tmp_path, f"{TUNE} {LORA} {more}", 2, base=DENSE) == used_peak_mb
+
+
 def test_qwen3_30b_a3b_from_the_example(tmp_path: Path) -> None:
     """16 cards, EP 4, PP 4: every class of ranks."""
     spec = RunSpec(trainer="embedded")

@@ -50,7 +50,7 @@ def test_fused_linear_layers_are_modelled_in_one_form_only(args: str) -> None:
         ("--moe-zero-memory level0", "--moe-zero-memory", "way to run experts"),
         ("--moe-router-load-balancing-type sinkhorn", "--moe-router-load-balancing-type", "not modelled"),
         ("--mla-zero-memory", "--mla-zero-memory", "multi-latent attention"),
-        ("--lora-r 16", "--lora-r", "LoRA"),
+        ("--qlora", "--qlora", "LoRA"),
         ("--stage prm", "--stage", "not modelled"),
         ("--reward-model nowhere", "--reward-model", "post-training"),
         ("--swap-attention", "--swap-attention", "not modelled"),
@@ -83,7 +83,7 @@ def test_what_cannot_change_memory_is_taken_and_listed() -> None:
 
 
 def test_one_sentence_for_many_flags_of_one_kind() -> None:
-    problem = flags.check(["--moe-bmm-mc2", "--moe-no-drop", "--lora-r", "64"]).problem()
+    problem = flags.check(["--moe-bmm-mc2", "--moe-no-drop", "--qlora"]).problem()
     assert problem.count("way to run experts") == 1 and "--moe-bmm-mc2, --moe-no-drop:" in problem
 
 
@@ -140,6 +140,14 @@ def test_what_follows_from_the_flags() -> None:
 def test_what_megatron_would_stumble_over_is_said_in_a_sentence(more: str, complaint: str) -> None:
     with pytest.raises(UsageError, match=complaint):
         read(*more.split())
+
+
+def test_adapters_are_those_of_the_layers_named() -> None:
+    targets = "--lora-target-modules linear_qkv linear_proj".split()  # noqa: SIM905
+    assert read(*targets, "--lora-r", "8").lora_modules == ("linear_qkv", "linear_proj")
+    assert read().lora_modules == ()
+    with pytest.raises(UsageError, match="LoRA with experts"):
+        read(*targets, "--num-experts", "8", "--sequence-parallel")
 
 
 def test_a_vocabulary_left_to_the_tokenizer_is_asked_for() -> None:

@@ -25,7 +25,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
 
 from mindspeed_dryrun.megatron.settings import Settings
-from mindspeed_dryrun.rank.trainer import context_parallel, experts, latent_attention, layers, recompute, rotary
+from mindspeed_dryrun.rank.trainer import context_parallel, experts, latent_attention, layers, lora, recompute, rotary
 from mindspeed_dryrun.rank.trainer import reuse_fp32 as reuse
 
 
@@ -220,6 +220,10 @@ def build(settings: Settings) -> list[Any]:
                 post_process=parallel_state.is_pipeline_last_stage(),
             )
         )
+    if settings.lora_modules:
+        lora.keep_frozen_embeddings()
+        for model in chunks:
+            lora.add_adapters(model, settings)
     parameters = [parameter for model in chunks for parameter in model.parameters()]
     for parameter in parameters:
         set_defaults_if_not_set_tensor_model_parallel_attributes(parameter)
