@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterator
 
 from mindspeed_dryrun.doctor.checks import Check, all_checks
-from mindspeed_dryrun.doctor.trial import engine_trial
+from mindspeed_dryrun.doctor.trial import engine_trial, torch_trial
 
 _MARKS = {"ok": "ok", "note": "note", "absent": "-", "wrong": "WRONG"}
 
@@ -37,8 +37,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _all() -> Iterator[Check]:
-    yield from all_checks()
-    yield engine_trial()
+    states: dict[str, str] = {}
+    for check in all_checks():
+        states[check.name] = check.state
+        yield check
+    if states.get("MindSpore") != "absent":
+        yield engine_trial()
+    if states.get("torch_npu", "absent") != "absent":
+        yield torch_trial()
 
 
 def _print(check: Check) -> None:

@@ -18,6 +18,7 @@ from mindspeed_dryrun.devices.local import local_device
 from mindspeed_dryrun.engines import packages
 from mindspeed_dryrun.engines.cann.real import find_real_cann, npus
 from mindspeed_dryrun.engines.mindspore.engine import find_mindspore
+from mindspeed_dryrun.engines.torch_npu.engine import find_torch_npu
 from mindspeed_dryrun.errors import DryRunError
 from mindspeed_dryrun.launch.releases import MINDSPORE_VERSIONS, RELEASES, TREES
 from mindspeed_dryrun.launch.stack import missing_packages
@@ -25,6 +26,7 @@ from mindspeed_dryrun.rank import installed
 
 CORE_MS_VARIABLE = "MINDSPEED_CORE_MS_PATH"
 _LAST_RELEASE = [name for name in RELEASES if name != installed.MASTER][-1]
+TORCH_NPU_KNOWN = "2.13.0"
 DISK_WANTED_GB = 5
 MEMORY_WANTED_GB = 2
 
@@ -44,7 +46,7 @@ def all_checks(environ: Mapping[str, str] | None = None) -> Iterator[Check]:
     """Every check but the engine's trial, in the order of the data's way: interpreter, engine, upstream, machine."""
     environ = os.environ if environ is None else environ
     yield python()
-    yield mindspore()
+    yield from (mindspore(), torch_npu())
     yield from (msadapter(), megatron(environ))
     yield from upstream(environ)
     yield from (cann(environ), cards(), disk(), memory(), cores())
@@ -63,11 +65,21 @@ def mindspore() -> Check:
     try:
         folder, version = find_mindspore()
     except DryRunError:
-        return Check("MindSpore", "not installed", wanted, "wrong", install)
+        state = "wrong" if torch_npu().state == "absent" else "absent"  # torchrun scripts do not need it
+        return Check("MindSpore", "not installed", wanted, state, install)
     if not list(folder.glob("lib/plugin/libmindspore_ascend.so*")):
         return Check("MindSpore", f"{version}, CPU-only build", wanted, "wrong", f"{install} --force-reinstall")
     known = version in MINDSPORE_VERSIONS
     return Check("MindSpore", version, wanted, "ok" if known else "note", None if known else install)
+
+
+def torch_npu() -> Check:
+    """For scripts that call torchrun; msrun scripts do not need it."""
+    try:
+        _, version = find_torch_npu(sys.executable)
+    except DryRunError:
+        return Check("torch_npu", "not installed", TORCH_NPU_KNOWN, "absent", "pip install 'mindspeed-dryrun[torch]'")
+    return Check("torch_npu", version, TORCH_NPU_KNOWN, "ok" if version == TORCH_NPU_KNOWN else "note")
 
 
 def msadapter() -> Check:

@@ -8,9 +8,12 @@ import subprocess
 import sys
 import tempfile
 import time
+from pathlib import Path
 
+import mindspeed_dryrun
 from mindspeed_dryrun.doctor.checks import Check
 from mindspeed_dryrun.engines.mindspore.engine import choose_engine
+from mindspeed_dryrun.engines.torch_npu.engine import choose_torch_engine
 from mindspeed_dryrun.errors import DryRunError
 from mindspeed_dryrun.record.worker_log import read_worker_log
 
@@ -23,6 +26,41 @@ left = mindspore.mint.zeros((8192, 8192), dtype=mindspore.float32)
 right = mindspore.mint.zeros((8192, 8192), dtype=mindspore.float32)
 product = mindspore.mint.matmul(left, right)
 """
+
+
+TORCH_PROGRAM = """
+from mindspeed_dryrun.rank.torch_npu import rank
+rank.check_simulation()
+rank.prepare()
+import torch, torch_npu
+left, right = (torch.zeros(8192, 8192, device="npu") for _ in range(2))
+product = left @ right
+print("COUNTED", torch.npu.max_memory_allocated() >> 20, flush=True)
+"""
+
+
+def torch_trial() -> Check:
+    """The same on torch_npu, whose allocator pads each block by a few bytes."""
+    started, wanted = time.monotonic(), f"{EXPECTED_MB}M counted"
+    try:
+        engine = choose_torch_engine(sys.executable)
+    except DryRunError as error:
+        return Check("torch_npu trial", "no engine", wanted, "wrong", str(error))
+    environ = engine.environment(os.environ) | engine.place(0, 1, 1) | {"PYTHONDONTWRITEBYTECODE": "1"}
+    root = str(Path(mindspeed_dryrun.__file__).parents[1])
+    environ["PYTHONPATH"] = os.pathsep.join(part for part in (root, environ.get("PYTHONPATH", "")) if part)
+    with tempfile.TemporaryDirectory() as folder:
+        done = subprocess.run(
+            [sys.executable, "-c", TORCH_PROGRAM], env=environ, cwd=folder, check=False, capture_output=True, text=True
+        )
+    counted = next((line.split()[1] for line in done.stdout.splitlines() if line.startswith("COUNTED")), None)
+    seconds = time.monotonic() - started
+    if counted == str(EXPECTED_MB):
+        found = f"{counted}M counted by {engine.title} on the {engine.cann} CANN in {seconds:.1f} s"
+        return Check("torch_npu trial", found, wanted, "ok")
+    said = [line for line in done.stderr.splitlines() if line.strip()]
+    found = f"{counted}M counted" if counted else f"failed: {said[-1] if said else f'exit status {done.returncode}'}"
+    return Check("torch_npu trial", found, wanted, "wrong", "pip install --force-reinstall 'mindspeed-dryrun[torch]'")
 
 
 def engine_trial() -> Check:

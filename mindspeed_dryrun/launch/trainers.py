@@ -46,7 +46,7 @@ def choose_trainer(job: Job, wanted: str = "auto") -> Trainer:
     if wanted == "embedded":
         return _embedded(job)
     own = _script_trainer(job)
-    if wanted == "script" or own.problem is None or not job.is_megatron:
+    if wanted == "script" or own.problem is None or not job.is_megatron or job.back_end != "mindspore":
         return own
     embedded = _embedded(job)
     notes = (f"the script's own trainer cannot run here ({own.problem}): the embedded trainer takes its place",)
@@ -105,7 +105,8 @@ def _script_trainer(job: Job) -> Trainer:
 
 def _embedded(job: Job) -> Trainer:
     if job.back_end != "mindspore":
-        return Trainer("embedded", EMBEDDED, (), "the embedded trainer runs on MindSpore, and this is a torchrun script")
+        reason = "the embedded trainer runs on MindSpore, and this is a torchrun script: leave out --trainer embedded"
+        return Trainer("embedded", EMBEDDED, (), reason)
     try:
         path = tuple(engine_path())
         problem = None

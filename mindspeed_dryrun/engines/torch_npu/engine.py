@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
-from mindspeed_dryrun.cache import cache_root
 from mindspeed_dryrun.engines.cann.real import find_real_cann
 from mindspeed_dryrun.engines.cann.stand_in import StandIn
 from mindspeed_dryrun.engines.torch_npu.margin import margin_sentence
@@ -18,7 +17,6 @@ from mindspeed_dryrun.engines.torch_npu.stand_in import torch_npu_stand_in
 from mindspeed_dryrun.errors import DryRunError
 from mindspeed_dryrun.rank.torch_npu import (
     ENGINE,
-    EXTENSIONS_VARIABLE,
     SNAPSHOT,
     SNAPSHOT_VARIABLE,
     TASK_QUEUE_VARIABLE,
@@ -70,7 +68,6 @@ class TorchEngine:
         # the same calls come in the same order; where workspace is taken from is decided by the script's own setting.
         environ[TASK_QUEUE_VARIABLE] = base.get("TASK_QUEUE_ENABLE", "1")
         environ["ASCEND_TOOLKIT_HOME"] = str(self.base.home)
-        environ[EXTENSIONS_VARIABLE] = str(cache_root() / "torch_extensions" / self.base.home.parent.name)
         for name, folders in self.base.search_paths().items():
             environ[name] = ":".join(part for part in (*folders, environ.get(name, "")) if part)
         return environ

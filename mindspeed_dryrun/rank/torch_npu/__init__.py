@@ -2,6 +2,5 @@
 
 ENGINE = "torch_npu"
 SNAPSHOT_VARIABLE = "MINDSPEED_DRYRUN_SNAPSHOT"  # names the file for torch_npu's memory history, where it is recorded
-EXTENSIONS_VARIABLE = "MINDSPEED_DRYRUN_EXTENSIONS"  # the folder for what MindSpeed compiles, shared by all ranks
 TASK_QUEUE_VARIABLE = "MINDSPEED_DRYRUN_TASK_QUEUE"  # the script's own TASK_QUEUE_ENABLE
 SNAPSHOT = "memory_snapshot.pickle"

@@ -6,16 +6,14 @@ import contextlib
 import os
 import re
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 from mindspeed_dryrun.errors import DryRunError
 from mindspeed_dryrun.rank import patcher
 from mindspeed_dryrun.rank.activation import ERROR_PREFIX, STAND_IN_LIBRARY
-from mindspeed_dryrun.rank.torch_npu import EXTENSIONS_VARIABLE, answers, slots
+from mindspeed_dryrun.rank.torch_npu import answers, slots
 
-_STALE_S = 600  # no operator of MindSpeed takes so long to compile
 _NOT_STARTED = "the trainer was not started, so that no NPU is touched. Start it through mindspeed-dryrun."
 # What a process of torch_npu loads of CANN; on the stand-in each is a link to one library.
 _OF_CANN = re.compile(r"/lib(ascendcl|hccl|ge_runner|opapi|runtime|acl_op_compiler)\.so")
@@ -33,22 +31,8 @@ def check_simulation() -> None:
 
 def prepare() -> None:
     """Fills the stand-in's slots before torch_npu can call them, and looks at what was loaded once it is imported."""
-    _share_extensions()
     answers.install(str(Path(os.environ["ASCEND_HOME_PATH"], "lib64", STAND_IN_LIBRARY)))
     patcher.when_imported("torch_npu", _stop_unless_stand_in)
-
-
-def _share_extensions() -> None:
-    """Operators that MindSpeed compiles at start are kept for later ranks: compiling them takes minutes."""
-    folder = os.environ.get(EXTENSIONS_VARIABLE)
-    if not folder:
-        return
-    Path(folder).mkdir(parents=True, exist_ok=True)
-    os.environ["TORCH_EXTENSIONS_DIR"] = folder
-    for lock in Path(folder).glob("*/lock"):  # of torch.utils.file_baton; a process that was killed leaves it behind
-        with contextlib.suppress(OSError):
-            if time.time() - lock.stat().st_mtime > _STALE_S:
-                lock.unlink()
 
 
 def memory() -> dict[str, Any]:

@@ -18,6 +18,7 @@ from mindspeed_dryrun.rank.torch_npu.slots import QUESTION, answers, store
 
 _SYSTEM = 16 << 20  # what a kernel in Ascend C keeps for itself
 _VECTOR_CORES = 48  # Ascend 910B2
+constants = {"aclnnApplyAdamWV2": _SYSTEM}  # operators whose workspace does not depend on shapes, for code that asks by name
 largest: dict[str, int] = {}  # operator → its largest workspace in this process, wherever it was taken from
 
 
@@ -29,12 +30,17 @@ def workspace(signature: str, operator: str) -> Callable[[Callable[..., int]], C
         def answer(*parameters: Any) -> int:
             *inputs, place, _ = parameters
             size = formula(*inputs)
-            largest[operator] = max(largest.get(operator, 0), size)
+            note(operator, size)
             return store(place, size if counted() else 0, ctypes.c_uint64)
 
         return formula
 
     return register
+
+
+def note(operator: str, size: int) -> None:
+    """Keeps the largest workspace of each operator for the report."""
+    largest[operator] = max(largest.get(operator, 0), size)
 
 
 def counted() -> bool:
@@ -45,7 +51,7 @@ def counted() -> bool:
 @workspace("ppppppfffffbb", "aclnnApplyAdamWV2")
 def apply_adam_w(*parameters: Any) -> int:
     """optim/apply_adam_w_v2/op_host/apply_adam_w_v2_tiling.cpp:32 and 400."""
-    return _SYSTEM
+    return constants["aclnnApplyAdamWV2"]
 
 
 @workspace("ppdpp", "aclnnRmsNorm")

@@ -1,0 +1,123 @@
+"""The torch_npu engine itself: the real wheel on the stand-in CANN. Skipped where torch_npu is not installed."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mindspeed_dryrun.doctor.trial import torch_trial
+from mindspeed_dryrun.rank.torch_npu import rank as torch_rank
+
+pytestmark = [
+    pytest.mark.engine,
+    pytest.mark.skipif(importlib.util.find_spec("torch_npu") is None, reason="torch_npu is not installed: pip install 'mindspeed-dryrun[torch]'"),
+]
+ROOT = Path(__file__).parents[2]
+PROGRAM = """
+import os, torch, torch_npu, torch.distributed as dist
+from mindspeed_dryrun.rank import progress
+dist.init_process_group("hccl")
+torch.npu.set_device(int(os.environ["LOCAL_RANK"]))
+weight = torch.zeros(1024, 1024, device="npu", requires_grad=True)
+optimizer = torch.optim.AdamW([weight], fused=True)
+for step in range(2):
+    loss = (torch.ones(1024, 1024, device="npu") @ weight).sum()
+    loss.backward()
+    dist.all_reduce(weight.grad)
+    optimizer.step()
+    optimizer.zero_grad()
+    progress.iteration(step + 1, 2)
+everybody = [None] * dist.get_world_size()
+dist.all_gather_object(everybody, dist.get_rank())
+assert everybody == [dist.get_rank()] * dist.get_world_size()
+values = torch.ones(8, device="npu")
+assert values[values > 0].shape == (8,)  # the largest that it can be
+"""
+COMPILED = """
+import torch, torch_npu
+from mindspeed_dryrun.rank import progress
+from mindspeed_dryrun.rank.torch_npu import compiled
+class Builder:
+    def __init__(self, name): self.name = name
+    load = compiled.load(lambda self: "compiled as ever")
+def grown(call):
+    before = torch.npu.memory_allocated()
+    kept = call()
+    return (torch.npu.memory_allocated() - before) >> 20, kept
+torch.npu.set_device(0)
+like = dict(device="npu", dtype=torch.bfloat16)
+x, cos = torch.empty(1024, 1, 32, 128, requires_grad=True, **like), torch.empty(1024, 1, 1, 128, **like)
+rope = Builder("npu_rotary_position_embedding").load().npu_rotary_position_embedding
+size, y = grown(lambda: rope(x.clone(), cos, cos, 0))
+assert size == 8, size  # its output; the input is not saved, so the copy has gone
+y.sum().backward()
+tokens, choice = torch.empty(1024, 4096, **like), torch.zeros(1024, 8, dtype=torch.int64, device="npu")
+size, (permuted, order) = grown(lambda: Builder("npu_moe_token_permute").load().npu_moe_token_permute(tokens, choice))
+assert size == 64 and permuted.shape == (8192, 4096) and order.shape == (8192,), size
+probs = torch.ones(1024, 8, **like)
+back = Builder("npu_moe_token_unpermute").load().npu_moe_token_unpermute(permuted, order, probs)
+assert back.shape == tokens.shape
+weight = torch.empty(8, 4096, 512, **like)
+gmm = Builder("grouped_matmul").load()
+(product,) = gmm.npu_gmm([permuted], [weight], [], [1024 * n for n in range(1, 9)], 0, 0)
+dx, dw, _ = gmm.npu_gmm_backward([product], [permuted], [weight], [1024 * n for n in range(1, 9)], 0)
+assert product.shape == (8192, 512) and dx[0].shape == permuted.shape and dw[0].shape == weight.shape
+assert Builder("adaptive_cp").load() == "compiled as ever"
+progress.iteration(1, 1)
+"""
+
+
+def test_the_trial_counts_three_matrices() -> None:
+    assert torch_trial().state == "ok", torch_trial()
+
+
+def launch(folder: Path, *options: str, program: str = PROGRAM, **environ: str) -> subprocess.CompletedProcess[str]:
+    (folder / "toy.py").write_text(program)
+    (folder / "train.sh").write_text("torchrun --nproc_per_node 4 --nnodes 2 toy.py --width 8\n")
+    command = [sys.executable, "-m", "mindspeed_dryrun.launch", "train.sh", "--out", "record", *options]
+    env = {**os.environ, "PYTHONPATH": str(ROOT), **environ}
+    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
+
+
+def test_a_torchrun_script_from_nothing_to_a_report(tmp_path: Path) -> None:
+    done = launch(tmp_path, "--ranks", "5")
+    report = json.loads((tmp_path / "record" / "report.json").read_text())
+    assert report["ranks"][0]["status"] == "ok", done.stdout + done.stderr  # no verdict: the other ranks were not run
+    assert (report["engine"]["name"], report["engine"]["cann"], report["job"]["back_end"]) == ("torch_npu", "stand-in", "torch")
+    result = json.loads((tmp_path / "record" / "ranks" / "00005" / "result.json").read_text())
+    first, last = result["allocator"][0], result["allocator"][-1]
+    assert result["iterations"] == 2 and len(result["allocator"]) == 3
+    assert first["allocated"] >= 3 * 4 * 2**20  # the weight and the two states of Adam
+    assert report["ranks"][0]["used_peak_mb"] == round(last["max_allocated"] / 2**20)
+    assert result["workspace"]["aclnnApplyAdamWV2"] == 16 << 20 and "aclnnNonzeroV2" in result["workspace_unknown"]
+    assert [sorted(ranks) for ranks in result["groups"].values()] == [list(range(8))]
+    assert any("EXPERIMENTAL" in note for note in report["notes"])
+    assert any("aclnnMm" in line or "aclnnMatmul" in line for line in report["not_counted"])
+
+
+def test_operators_that_mindspeed_compiles_allocate_what_their_sources_do(tmp_path: Path) -> None:
+    done = launch(tmp_path, "--ranks", "0", program=COMPILED)
+    report = json.loads((tmp_path / "record" / "report.json").read_text())
+    assert report["ranks"][0]["status"] == "ok", done.stdout + done.stderr
+    assert any("aclnnGroupedMatmulV2" in line for line in report["not_counted"])  # their workspace is not known, and named
+
+
+def test_with_the_queue_of_mode_2_workspace_is_outside_the_figure(tmp_path: Path) -> None:
+    peaks = []
+    for mode in ("1", "2"):
+        folder = tmp_path / mode
+        folder.mkdir()
+        launch(folder, "--ranks", "0", TASK_QUEUE_ENABLE=mode)
+        peaks.append(json.loads((folder / "record" / "report.json").read_text())["used_peak_mb"])
+    assert peaks[0] > peaks[1]
+
+
+def test_libraries_of_a_real_cann_are_seen_in_the_map() -> None:
+    maps = "7f r-xp 0 08:01 12 /usr/local/Ascend/lib64/libascendcl.so\n7f r-xp 0 08:01 12 /cache/lib64/libstandin.so\n7f rw-p 0 00:00 0\n"
+    assert torch_rank.foreign_libraries(maps) == {"/usr/local/Ascend/lib64/libascendcl.so"}
