@@ -90,7 +90,7 @@ def add_device_arguments(parser: argparse.ArgumentParser) -> None:
         "--device", metavar="NAME|FILE|here", help="the card (default: ascend910b-64g; `mindspeed-dryrun device` lists them)"
     )
     parser.add_argument("--device-from", metavar="DIR", help="the card whose memory the worker logs of a real run tell")
-    parser.add_argument("--budget", metavar="SIZE", help="memory to stay below, such as 58G (default: what the card leaves)")
+    parser.add_argument("--budget", metavar="SIZE", help="memory to stay below, such as 40G (default: what the card leaves)")
     parser.add_argument("--margin", metavar="SIZE|PERCENT", help="exit with 3 unless this much is left, such as 1G or 2%%")
 
 
