@@ -38,7 +38,7 @@ def command_lines(text: str) -> Iterator[list[str]]:
     lines = [line.removeprefix("$ ") for line in blocks.splitlines()]
     lines += [code.replace("\\|", "|") for code in INLINE.findall(FENCE.sub("", text))]
     for line in lines:
-        if "[" in line or "…" in line or "--format table|" in line:  # grammar, not a command
+        if "[" in line or "…" in line or "|" in line.partition("--")[2] and "$(" not in line:  # grammar, not a command
             continue
         for part in re.split(r"&&|;|\$\(|\|", line):
             try:
@@ -56,9 +56,8 @@ def words_after_program(words: list[str]) -> Iterator[list[str]]:
     for prefix in PREFIXES:
         if words[: len(prefix)] == prefix and len(words) > len(prefix):
             yield words[len(prefix) :]
-    if len(words) > 1 and words[0] in VERBS and words[0] not in ("device", "schema", "report", "search", "sweep", "explain", "setup"):
-        yield words
-    elif len(words) > 1 and words[0] in VERBS and (words[1].startswith("-") or "/" in words[1] or words[1].isupper()):
+    # In a sentence a verb may also be an ordinary word: `report` alone is not a command line.
+    if len(words) > 1 and words[0] in VERBS and (words[1].startswith("-") or "/" in words[1] or words[1].isupper()):
         yield words
 
 
