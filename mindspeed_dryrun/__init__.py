@@ -1,3 +1,24 @@
-"""Dry runs of MindSpeed-LLM training scripts: every rank's peak memory, no NPU needed."""
+"""Dry runs of MindSpeed-LLM training scripts: every rank's peak memory, no NPU needed.
 
+`dry_run`, `compare` and `search` are the Python interface. They are imported when they are first used: a rank imports this
+package too, and must load the standard library only.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mindspeed_dryrun import search
+    from mindspeed_dryrun.api import compare, dry_run
+
+__all__ = ["__version__", "compare", "dry_run", "search"]
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    if name not in ("compare", "dry_run"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from mindspeed_dryrun import api
+
+    return getattr(api, name)

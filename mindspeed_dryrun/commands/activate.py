@@ -4,7 +4,7 @@
     bash my_training_script.sh            # unmodified
     dryrun_off                            # the shell is as it was
 
-Options after `--` are those of `launch`, for every dry run of this shell: activate -- --budget 58G --jobs 2
+Options after `--` are those of `launch`, for every dry run of this shell: activate -- --budget 40G --jobs 2
 """
 
 from __future__ import annotations

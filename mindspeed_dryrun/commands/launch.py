@@ -60,6 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--timeout", type=float, default=DEFAULT_TIMEOUT_S, metavar="S", help="seconds for one rank")
     parser.add_argument("--plan-only", action="store_true", help="show the rewritten call and the ranks, run nothing")
     parser.add_argument("--json", action="store_true", help="print the report (or plan) as JSON")
+    parser.add_argument("--junit", metavar="FILE", type=Path, help="write the report as a JUnit file, too")
     parser.add_argument("--explain", action="store_true", help="record every allocation, and say what fills the memory")
     parser.add_argument("--ab", action="store_true", help="run the script for real as well (needs NPUs) and compare")
     parser.add_argument(
@@ -90,7 +91,7 @@ def add_device_arguments(parser: argparse.ArgumentParser) -> None:
         "--device", metavar="NAME|FILE|here", help="the card (default: ascend910b-64g; `mindspeed-dryrun device` lists them)"
     )
     parser.add_argument("--device-from", metavar="DIR", help="the card whose memory the worker logs of a real run tell")
-    parser.add_argument("--budget", metavar="SIZE", help="memory to stay below, such as 58G (default: what the card leaves)")
+    parser.add_argument("--budget", metavar="SIZE", help="memory to stay below, such as 40G (default: what the card leaves)")
     parser.add_argument("--margin", metavar="SIZE|PERCENT", help="exit with 3 unless this much is left, such as 1G or 2%%")
 
 
@@ -191,6 +192,11 @@ def _print_report(report: Report, out: Path, args: argparse.Namespace) -> None:
     else:
         print(views.render(report, "table"))
         print(f"record: {out}")
+    if args.junit:
+        from mindspeed_dryrun.record.store import write_text
+        from mindspeed_dryrun.report import junit
+
+        write_text(args.junit, junit.render(report))
     write_page(out)  # last: on a full disk the figures have been shown
     if args.explain and not args.json:
         from mindspeed_dryrun.commands.explain import show_explanation
