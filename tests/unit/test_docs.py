@@ -38,7 +38,7 @@ def command_lines(text: str) -> Iterator[list[str]]:
     lines = [line.removeprefix("$ ") for line in blocks.splitlines()]
     lines += [code.replace("\\|", "|") for code in INLINE.findall(FENCE.sub("", text))]
     for line in lines:
-        if "[" in line or "…" in line or "|" in line.partition("--")[2] and "$(" not in line:  # grammar, not a command
+        if "[" in line or "…" in line or ("|" in line.partition("--")[2] and "$(" not in line):  # grammar, not a command
             continue
         for part in re.split(r"&&|;|\$\(|\|", line):
             try:
