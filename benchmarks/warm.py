@@ -20,7 +20,7 @@ from typing import Any
 
 from measuring import measure
 
-from mindspeed_dryrun.launch.executors import Shared, host
+from mindspeed_dryrun.launch.executors import SharedPlaces, host
 from mindspeed_dryrun.launch.run import Execution, dry_run_job, read_job
 from mindspeed_dryrun.record.run_spec import RunSpec
 
@@ -63,7 +63,7 @@ def again(folder: Path) -> str:
     """The example a second time, the server being there: wall time of the job, CPU time of launcher and ranks."""
     spec = RunSpec(trainer="embedded")
     walls, cpus, counted = [], [], []
-    with Shared(host.usable_cores()) as shared:
+    with SharedPlaces(host.usable_cores()) as shared:
         for number in range(6):
             before, began = _own_cpu(), time.monotonic()
             report = dry_run_job(read_job(EXAMPLE, spec), folder / str(number), spec, Execution(shared=shared))

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mindspeed_dryrun.errors import UsageError
-from mindspeed_dryrun.estimate.calibration import Row
+from mindspeed_dryrun.estimate.calibration import MeasuredRun
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _rows(source: Path, args: argparse.Namespace) -> Sequence[Row]:
+def _rows(source: Path, args: argparse.Namespace) -> Sequence[MeasuredRun]:
     from mindspeed_dryrun.estimate.calibration import row_of_log
     from mindspeed_dryrun.sweep.calibration_rows import read_rows
 
@@ -75,10 +75,10 @@ def _rows(source: Path, args: argparse.Namespace) -> Sequence[Row]:
         return read_rows(source)
     if args.script is None:
         return [row_of_log(source)]
-    from mindspeed_dryrun.sweep.sweep import Variant, job_of
+    from mindspeed_dryrun.sweep.sweep import Variant, variant_job
 
     pairs = [item.partition("=") for item in args.set]
     if not all(equals for _, equals, _ in pairs):
         raise UsageError("--set takes NAME=VALUE.")
-    job = job_of(args.script, Variant("", {name: value for name, _, value in pairs}))
+    job = variant_job(args.script, Variant("", {name: value for name, _, value in pairs}))
     return [row_of_log(source, job.args, job.world_size)]

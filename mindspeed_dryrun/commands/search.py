@@ -36,9 +36,9 @@ def run(args: argparse.Namespace) -> int:
     from mindspeed_dryrun.report.text import duration, say
     from mindspeed_dryrun.search import results
     from mindspeed_dryrun.search.run_search import finish, prepare
-    from mindspeed_dryrun.search.search import Progress
+    from mindspeed_dryrun.search.search import SearchProgress
 
-    def on_progress(progress: Progress) -> None:
+    def on_progress(progress: SearchProgress) -> None:
         left = f", about {duration(progress.seconds_left)} left" if progress.seconds_left else ""
         say(f"[{progress.dry_runs + 1}] {progress.phase}: {progress.what}{left}")
 

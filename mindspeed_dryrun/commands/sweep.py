@@ -59,20 +59,20 @@ def run_spec(args: argparse.Namespace, budget_mb: int | None) -> RunSpec:
 
 def run(args: argparse.Namespace) -> int:
     """Reads, runs, prints."""
-    from mindspeed_dryrun.launch.executors import Shared, host
+    from mindspeed_dryrun.launch.executors import SharedPlaces, host
     from mindspeed_dryrun.launch.run import dry_run_beside
     from mindspeed_dryrun.report.text import duration, say
-    from mindspeed_dryrun.sweep.sweep import Row, Sweep, exit_status, read_sweep, to_json, to_text
+    from mindspeed_dryrun.sweep.sweep import Sweep, VariantResult, exit_status, read_sweep, to_json, to_text
 
     plan = read_sweep(args.file)
     folder = args.out or Path(f"sweep-{args.file.stem}")
     at_once = args.jobs or (host.usable_cores() if args.executor == "local" else len(plan.variants))
-    shared = Shared(args.jobs or (at_once if args.executor == "local" else _MANY), args.cold)
+    shared = SharedPlaces(args.jobs or (at_once if args.executor == "local" else _MANY), args.cold)
     execution = dataclasses.replace(execution_from(args), shared=shared)
     spec = run_spec(args, plan.budget_mb)
     started = time.monotonic()
 
-    def on_row(before: int, row: Row) -> None:
+    def on_row(before: int, row: VariantResult) -> None:
         missing = len(plan.variants) - before - 1
         left = f", about {duration((time.monotonic() - started) / (before + 1) * missing)} left" if missing else ""
         say(f"[{before + 1}/{len(plan.variants)}] {row.variant.name}: {row.said}{left}")

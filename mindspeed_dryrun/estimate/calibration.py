@@ -37,7 +37,7 @@ _ARGUMENT = re.compile(r"^\s*(?:\[[^\]]*\]:?\s*)?([a-z][a-z0-9_]*) \.{3,} (.*?)\
 
 
 @dataclass(frozen=True)
-class Row:
+class MeasuredRun:
     """A measured iteration of a known job."""
 
     name: str
@@ -111,7 +111,7 @@ def _as_flag(name: str, value: str) -> list[str]:
     return [flag] if value == "True" else [flag, value]
 
 
-def row_of_log(path: Path, args: Sequence[str] = (), world: int | None = None) -> Row:
+def row_of_log(path: Path, args: Sequence[str] = (), world: int | None = None) -> MeasuredRun:
     """A row from a log; `args` are the script's where the log (of another rank than 0) does not print them."""
     log = read_log(path)
     used = tuple(args) or log.args
@@ -124,10 +124,10 @@ def row_of_log(path: Path, args: Sequence[str] = (), world: int | None = None) -
     shape = read_shape(used)
     seconds = log.seconds
     assert seconds is not None
-    return Row(path.name, shape, read_strategy(used, size), seconds, read_operators(used))
+    return MeasuredRun(path.name, shape, read_strategy(used, size), seconds, read_operators(used))
 
 
-def fit(rows: Sequence[Row], hardware: Hardware) -> Fit:
+def fit(rows: Sequence[MeasuredRun], hardware: Hardware) -> Fit:
     """The most likely factors, their error on each row, and the error of each row when it is left out."""
     if not rows:
         raise UsageError("There is nothing to calibrate with: give at least one training log.")
@@ -148,15 +148,15 @@ def fit(rows: Sequence[Row], hardware: Hardware) -> Fit:
     return Fit(done, *factors, tuple(residuals), tuple(held_out))
 
 
-def _errors(rows: Iterable[Row], hardware: Hardware) -> list[tuple[str, float]]:
+def _errors(rows: Iterable[MeasuredRun], hardware: Hardware) -> list[tuple[str, float]]:
     return [(row.name, _seconds(row, hardware) / row.seconds - 1) for row in rows]
 
 
-def _seconds(row: Row, hardware: Hardware) -> float:
+def _seconds(row: MeasuredRun, hardware: Hardware) -> float:
     return iteration_seconds(row.shape, row.strategy, hardware, row.operators)
 
 
-def _factors(rows: Sequence[Row], hardware: Hardware) -> tuple[float, float, float]:
+def _factors(rows: Sequence[MeasuredRun], hardware: Hardware) -> tuple[float, float, float]:
     """The most likely factors: least squares on their logarithms, each held by its prior."""
 
     def residuals(logs: Sequence[float]) -> list[float]:

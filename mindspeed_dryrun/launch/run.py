@@ -27,7 +27,7 @@ from mindspeed_dryrun.record.run_spec import JobDetails, JobFile, LauncherCall, 
 from mindspeed_dryrun.record.store import Record, folder_for
 
 if TYPE_CHECKING:
-    from mindspeed_dryrun.launch.executors import Event, Shared
+    from mindspeed_dryrun.launch.executors import Event, SharedPlaces
 
 View = Callable[["Event"], None]
 
@@ -42,7 +42,7 @@ class Execution:
     fresh: bool = False  # nothing of an earlier run is used again
     cold: bool = False  # every rank is started by itself
     cache: bool = False  # ranks that were counted before, in whichever record, are not counted again
-    shared: Shared | None = None  # with other runs of this process
+    shared: SharedPlaces | None = None  # with other runs of this process
 
 
 def read_job(script: Path, spec: RunSpec) -> Job:
@@ -110,12 +110,12 @@ def run_plan(plan: Plan, out: Path, execution: Execution, view: View | None = No
 @contextlib.contextmanager
 def _shared(plan: Plan, execution: Execution) -> Iterator[Execution]:
     """The execution with one set of warm servers for all that is run of a plan; of one rank alone none is worth while."""
-    from mindspeed_dryrun.launch.executors import Shared, host
+    from mindspeed_dryrun.launch.executors import SharedPlaces, host
 
     if execution.shared or execution.executor != "local":
         yield execution
         return
-    with Shared(execution.jobs or host.usable_cores(), execution.cold or len(plan.tasks) < 2) as shared:
+    with SharedPlaces(execution.jobs or host.usable_cores(), execution.cold or len(plan.tasks) < 2) as shared:
         yield dataclasses.replace(execution, shared=shared)
 
 

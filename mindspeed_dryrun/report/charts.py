@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from mindspeed_dryrun.record.memory_block import Iteration
 from mindspeed_dryrun.report.explain import Explanation
-from mindspeed_dryrun.report.view import Row
+from mindspeed_dryrun.report.view import RankRow
 
 WIDTH = 1000.0
 HEIGHT = 300.0
@@ -26,10 +26,10 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Bar:
+class RankBar:
     """One rank class against the budget. `label` is what a screen reader says."""
 
-    row: Row
+    row: RankRow
     pieces: tuple[Piece, ...]
     budget_x: float | None
     label: str
@@ -58,7 +58,7 @@ class CurveChart:
     label: str
 
 
-def bars(rows: Sequence[Row], explained: Mapping[int, Explanation], budget_mb: int | None) -> list[Bar]:
+def bars(rows: Sequence[RankRow], explained: Mapping[int, Explanation], budget_mb: int | None) -> list[RankBar]:
     """A bar for each row that has a figure to trust; all bars share one scale, which holds the budget too."""
     shown = [row for row in rows if row.used_peak_mb is not None and row.status in ("ok", "oom")]
     peaks = [row.actual_peak_mb or row.used_peak_mb or 0 for row in shown]
@@ -69,7 +69,7 @@ def bars(rows: Sequence[Row], explained: Mapping[int, Explanation], budget_mb: i
         words = ", ".join(f"{piece.name} {piece.mb}M" for piece in pieces)
         label = f"Rank {row.rank}: {words}" + (f"; budget {budget_mb}M" if budget_mb else "")
         budget_x = round(WIDTH * budget_mb / scale, 2) if budget_mb else None
-        result.append(Bar(row, pieces, budget_x, label))
+        result.append(RankBar(row, pieces, budget_x, label))
     return result
 
 
@@ -84,7 +84,7 @@ def side_by_side(amounts: Sequence[tuple[str, int]], scale_mb: float) -> tuple[P
     return tuple(pieces)
 
 
-def _amounts(row: Row, explanation: Explanation | None) -> list[tuple[str, int]]:
+def _amounts(row: RankRow, explanation: Explanation | None) -> list[tuple[str, int]]:
     used = row.used_peak_mb or 0
     fragments = max((row.actual_peak_mb or used) - used, 0)
     if explanation is None:

@@ -17,7 +17,7 @@ _DOT_SIZES = {"winner": 7, "verified": 5, "over": 4, "predicted": 3}
 
 
 @dataclass(frozen=True)
-class Bar:
+class StrategyBar:
     """One variant: what is used and what fragments add, against the budget."""
 
     label: str
@@ -77,11 +77,11 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Section:
+class PageSection:
     """A part of a page: what it has of bars, plot, table, code and text is shown in this order."""
 
     title: str
-    bars: Sequence[Bar] = ()
+    bars: Sequence[StrategyBar] = ()
     budget: int | None = None  # of the bars, MB
     plot: Plot | None = None
     table: Table | None = None
@@ -89,7 +89,7 @@ class Section:
     text: Sequence[str] = ()
 
 
-def render(title: str, verdict: Headline, sections: Sequence[Section]) -> str:
+def render(title: str, verdict: Headline, sections: Sequence[PageSection]) -> str:
     """A whole page."""
     return html.from_template("strategy.html", title=title, verdict=verdict, sections=sections)
 
@@ -102,17 +102,17 @@ def write(path: Path, text: str) -> None:
     temporary.replace(path)
 
 
-def bars(variants: Sequence[tuple[str, int | None, int | None]], budget_mb: int | None) -> list[Bar]:
+def bars(variants: Sequence[tuple[str, int | None, int | None]], budget_mb: int | None) -> list[StrategyBar]:
     """Name, used and actual peak of each; all share one scale, which holds the budget too."""
     scale = max([*(actual or 0 for _, _, actual in variants), budget_mb or 0, 1]) * 1.02
     found = []
     for label, used, actual in variants:
         if used is None or actual is None:
-            found.append(Bar(label, "no figures", "no figures", (), None))
+            found.append(StrategyBar(label, "no figures", "no figures", (), None))
             continue
         pieces = side_by_side([("used", used), ("fragments", actual - used)], scale)
         budget_x = round(WIDTH * budget_mb / scale, 2) if budget_mb else None
-        found.append(Bar(label, f"{actual}M", f"{used}M used, {actual}M with fragments", pieces, budget_x))
+        found.append(StrategyBar(label, f"{actual}M", f"{used}M used, {actual}M with fragments", pieces, budget_x))
     return found
 
 

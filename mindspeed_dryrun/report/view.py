@@ -23,7 +23,7 @@ class Headline:
 
 
 @dataclass(frozen=True)
-class Row:
+class RankRow:
     """Ranks that share a line. Figures are the largest among them; `folded` when they differ."""
 
     rank: int
@@ -192,7 +192,7 @@ def outside_words(report: Report) -> str:
     return f"{words}; the device leaves {outside.left_mb}M"
 
 
-def rows(report: Report) -> tuple[Row, ...]:
+def rows(report: Report) -> tuple[RankRow, ...]:
     """One row per rank class, worst first, then failures, then by peak. Every rank is in exactly one row."""
     groups = [[rank] for rank in report.ranks]
     if len(groups) > 16:
@@ -213,7 +213,7 @@ def mb(value: float | None) -> str:
     return "–" if value is None else f"{value:.0f}M"
 
 
-def rank_cells(row: Row, budget_mb: int | None, width: int) -> list[str]:
+def rank_cells(row: RankRow, budget_mb: int | None, width: int) -> list[str]:
     """A row under RANK_HEAD; the list of ranks takes at most `width` characters."""
     # A rank that stopped early still printed a peak, a small and meaningless one: it is not shown.
     stopped = row.status.broken
@@ -224,7 +224,7 @@ def rank_cells(row: Row, budget_mb: int | None, width: int) -> list[str]:
     return [str(row.rank), stands_for, stage, str(row.status), mb(used), mb(actual), share]
 
 
-def errors(found: Sequence[Row], most: int = 10) -> list[str]:
+def errors(found: Sequence[RankRow], most: int = 10) -> list[str]:
     """'rank 3: the first error line', one for each row that has one."""
     lines = [
         f"rank {shorten(ranges(row.ranks), 24)} {row.status}: {clean(row.error or 'no error line in its log')}"
@@ -241,9 +241,9 @@ def _group(ranks: Iterable[RankReport], key: Callable[[RankReport], Hashable]) -
     return list(groups.values())
 
 
-def _row(group: list[RankReport], worst_rank: int | None) -> Row:
+def _row(group: list[RankReport], worst_rank: int | None) -> RankRow:
     top = max(group, key=lambda rank: (rank.rank == worst_rank, rank.actual_peak_mb or 0))
-    return Row(
+    return RankRow(
         rank=top.rank,
         ranks=tuple(sorted({number for rank in group for number in rank.represents or (rank.rank,)})),
         stage=top.stage,

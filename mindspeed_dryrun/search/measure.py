@@ -59,7 +59,7 @@ def read_measurement(report: Report, seconds: float, record: str | None = None) 
     return Measurement(report.stage_peaks, seconds, len(report.ranks), None, record, outside)
 
 
-def job_of(call: CapturedCall, script: str, strategy: Strategy, cards_per_node: int) -> Job:
+def job_with(call: CapturedCall, script: str, strategy: Strategy, cards_per_node: int) -> Job:
     """The script's job with this strategy on the cards that it needs."""
     changed = dataclasses.replace(
         call,
@@ -79,7 +79,7 @@ class DryRuns:
 
     def __call__(self, strategy: Strategy, stages: Collection[int] | None = None) -> Measurement:
         try:
-            job = job_of(self.call, self.script, strategy, self.cards_per_node)
+            job = job_with(self.call, self.script, strategy, self.cards_per_node)
             report, folder = dry_run_beside(job, self.folder / folder_name(strategy.name), self.spec, self.execution, stages)
         except DryRunError as error:
             return Measurement({}, error=str(error))

@@ -296,7 +296,7 @@ def to_html(result: SearchResult, shape: ModelShape, hardware: Hardware, script:
     sections = []
     if rows:
         sections.append(
-            page.Section(
+            page.PageSection(
                 "Winners, each verified by dry run", table=page.Table(header, rows, left=2), text=[_NAMES]
             )
         )
@@ -307,7 +307,7 @@ def to_html(result: SearchResult, shape: ModelShape, hardware: Hardware, script:
     shown = points(result, shape, hardware)
     if shown:
         sections.append(
-            page.Section(
+            page.PageSection(
                 "Throughput over memory",
                 plot=page.plot(shown, result.budget_mb, "tokens/s/card"),
                 text=["The line joins what nothing beats in both. Throughput is predicted; memory of the small dots too."],
@@ -316,13 +316,13 @@ def to_html(result: SearchResult, shape: ModelShape, hardware: Hardware, script:
     if result.winners:
         best = result.winners[0]
         sections += [
-            page.Section("The best, stage by stage", table=stage_table(best, shape)),
-            page.Section("Its trainer arguments", code=[shlex.join(best.strategy.arguments())]),
-            page.Section(
+            page.PageSection("The best, stage by stage", table=stage_table(best, shape)),
+            page.PageSection("Its trainer arguments", code=[shlex.join(best.strategy.arguments())]),
+            page.PageSection(
                 "Arguments of the weight conversion, which must agree", code=[shlex.join(best.strategy.conversion_arguments())]
             ),
         ]
-    sections.append(page.Section("What it took", text=summary_lines(result, shape, hardware)))
+    sections.append(page.PageSection("What it took", text=summary_lines(result, shape, hardware)))
     return page.render(f"Search for {script}", verdict, sections)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from mindspeed_dryrun.errors import UsageError
 from mindspeed_dryrun.estimate.operators import Operators, read_operators
 from mindspeed_dryrun.estimate.strategy import read_dispatcher
-from mindspeed_dryrun.launch.executors import Shared, host
+from mindspeed_dryrun.launch.executors import SharedPlaces, host
 from mindspeed_dryrun.launch.run import Execution
 from mindspeed_dryrun.launch.script import capture
 from mindspeed_dryrun.megatron.arguments import override_args
@@ -19,7 +19,7 @@ from mindspeed_dryrun.megatron.model_shape import ModelShape, read_shape
 from mindspeed_dryrun.record.run_spec import RunSpec
 from mindspeed_dryrun.search import results
 from mindspeed_dryrun.search.measure import DryRuns
-from mindspeed_dryrun.search.search import Progress, Search, SearchResult
+from mindspeed_dryrun.search.search import Search, SearchProgress, SearchResult
 from mindspeed_dryrun.search.search_file import SearchFile, read_search
 from mindspeed_dryrun.search.space import strategies, why_nothing
 
@@ -31,7 +31,7 @@ class Prepared:
     plan: SearchFile
     shape: ModelShape
     search: Search
-    shared: Shared | None  # with all dry runs of the search
+    shared: SharedPlaces | None  # with all dry runs of the search
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def prepare(
     folder: Path,
     spec: RunSpec | None = None,
     execution: Execution | None = None,
-    on_progress: Callable[[Progress], None] = lambda progress: None,
+    on_progress: Callable[[SearchProgress], None] = lambda progress: None,
 ) -> Prepared:
     """Reads the file and lists its strategies. A budget or a device of `spec` goes before the file's."""
     plan, spec, execution = read_search(file), spec or RunSpec(), execution or Execution(cache=True)
@@ -65,7 +65,7 @@ def prepare(
     if spec.device is None and spec.device_from is None:
         spec = dataclasses.replace(spec, device=plan.device)
     local = execution.executor == "local"
-    shared = Shared(execution.jobs or host.usable_cores(), execution.cold) if local else None
+    shared = SharedPlaces(execution.jobs or host.usable_cores(), execution.cold) if local else None
     execution = dataclasses.replace(execution, shared=shared)
     measure = DryRuns(call, str(plan.script), plan.cards_per_node, folder / "runs", spec, execution)
 

@@ -64,7 +64,7 @@ class Candidate:
 
 
 @dataclass
-class Progress:
+class SearchProgress:
     """Told to the caller before and after every dry run."""
 
     phase: str
@@ -111,7 +111,7 @@ class Search:
         budget_mb: int,
         measure: Measure,
         winners: int = 3,
-        on_progress: Callable[[Progress], None] = lambda _: None,
+        on_progress: Callable[[SearchProgress], None] = lambda _: None,
         per_stage: bool = False,
         operators: Operators = USUAL,
         variant: Variant | None = None,
@@ -386,4 +386,4 @@ class Search:
         if self._took:
             open_winners = self.wanted - len(self.result.winners)
             left = max(self._took[-3:]) * (open_winners + 1)
-        self.on_progress(Progress(phase, what, self.result.probes + self.result.dry_runs, left))
+        self.on_progress(SearchProgress(phase, what, self.result.probes + self.result.dry_runs, left))

@@ -42,7 +42,7 @@ def result(one: Try, language: str, pinned: Try | None = None) -> str:
     """The right-hand side: verdict, stages, memory over an iteration, what fills the peak, time, advice."""
     report = one.report
     shown = one.explained
-    bars: list[charts.Bar] = []
+    bars: list[charts.RankBar] = []
     if report:
         explained = {shown.rank: shown} if shown and shown.rank is not None else {}
         bars = charts.bars(view.rows(report), explained, report.budget_mb)

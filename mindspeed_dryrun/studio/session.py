@@ -21,7 +21,7 @@ from mindspeed_dryrun.devices.hardware import Hardware, read_hardware
 from mindspeed_dryrun.errors import DryRunError, UsageError
 from mindspeed_dryrun.estimate.strategy import Strategy, apply, decided_flags
 from mindspeed_dryrun.estimate.time_model import Estimate
-from mindspeed_dryrun.launch.executors import Event, Shared, host
+from mindspeed_dryrun.launch.executors import Event, SharedPlaces, host
 from mindspeed_dryrun.launch.job import Job, changed
 from mindspeed_dryrun.launch.run import Execution, dry_run_beside
 from mindspeed_dryrun.megatron.arguments import Arguments, override_args, pairs
@@ -83,7 +83,7 @@ class Session:
         self._lock = threading.Lock()
         self._waiting: queue.Queue[Try | _Search | None] = queue.Queue()
         self._stop_search = threading.Event()
-        self.shared = Shared(jobs or host.usable_cores())
+        self.shared = SharedPlaces(jobs or host.usable_cores())
         self._thread = threading.Thread(target=self._run, name="studio", daemon=True)
         self._thread.start()
 
@@ -196,14 +196,14 @@ class Session:
         from mindspeed_dryrun.estimate.operators import Operators, read_operators
         from mindspeed_dryrun.estimate.strategy import read_dispatcher
         from mindspeed_dryrun.megatron.model_shape import ModelShape, read_shape
-        from mindspeed_dryrun.search.search import Progress, Search
+        from mindspeed_dryrun.search.search import Search, SearchProgress
         from mindspeed_dryrun.search.space import Space, strategies
 
         job = self.subject.job(choice)
         shape = read_shape(job.args)
         listed = strategies(shape, job.world_size, Space(), read_dispatcher(job.args))
 
-        def on_progress(progress: Progress) -> None:
+        def on_progress(progress: SearchProgress) -> None:
             self.tell("search", {"state": "running", "text": f"{progress.phase}: {progress.what}"})
 
         def measure(strategy: Strategy, stages: Collection[int] | None = None) -> Measurement:

@@ -5,18 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 
 from mindspeed_dryrun.errors import UsageError
-from mindspeed_dryrun.estimate.calibration import Row, read_log
+from mindspeed_dryrun.estimate.calibration import MeasuredRun, read_log
 from mindspeed_dryrun.estimate.operators import read_operators
 from mindspeed_dryrun.estimate.strategy import read_strategy
 from mindspeed_dryrun.estimate.time_model import logged_flops
 from mindspeed_dryrun.megatron.model_shape import read_shape
-from mindspeed_dryrun.sweep.sweep import Variant, job_of, read_release
+from mindspeed_dryrun.sweep.sweep import Variant, read_release, variant_job
 from mindspeed_dryrun.yaml_file import Section, read_yaml
 
 _MEASURED = ("log", "iteration_ms", "tflops_per_card")
 
 
-def read_rows(path: Path) -> list[Row]:
+def read_rows(path: Path) -> list[MeasuredRun]:
     """Every row with its time in seconds."""
     section = Section(read_yaml(path), str(path), ("script", "set", "args", "trainer_release", "rows"))
     script = path.parent / section.text("script")
@@ -31,7 +31,7 @@ def read_rows(path: Path) -> list[Row]:
         if len(given) != 1:
             raise UsageError(f"{one.where} needs exactly one of {', '.join(_MEASURED)}.")
         sets = {**section.variables("set"), **one.variables("set")}
-        job = job_of(script, Variant("", sets, (*section.words("args"), *one.words("args"))))
+        job = variant_job(script, Variant("", sets, (*section.words("args"), *one.words("args"))))
         shape = read_shape(job.args)
         strategy = read_strategy(job.args, job.world_size)
         if given[0] == "log":
@@ -41,5 +41,5 @@ def read_rows(path: Path) -> list[Row]:
         else:
             flops = logged_flops(shape, strategy, release)
             seconds = flops / (one.number("tflops_per_card") * 1e12 * job.world_size)
-        rows.append(Row(one.text("name", f"row {index}"), shape, strategy, seconds, read_operators(job.args)))
+        rows.append(MeasuredRun(one.text("name", f"row {index}"), shape, strategy, seconds, read_operators(job.args)))
     return rows

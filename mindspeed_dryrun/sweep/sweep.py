@@ -63,7 +63,7 @@ class SweepFile:
 
 
 @dataclass
-class Row:
+class VariantResult:
     """A variant with its outcome; `report` is None while it is open or when it failed before any rank ran."""
 
     variant: Variant
@@ -188,7 +188,7 @@ def _merge(first: Variant, second: Variant) -> Variant:
     )
 
 
-def job_of(script: Path, variant: Variant) -> Job:
+def variant_job(script: Path, variant: Variant) -> Job:
     """The variant's job."""
     return read_job(script, RunSpec(sets=variant.sets, overrides=variant.args, env=variant.env))
 
@@ -220,17 +220,17 @@ class Sweep:
         plan: SweepFile,
         folder: Path,
         dry_run: DryRun,
-        on_row: Callable[[int, Row], None] = lambda *_: None,
+        on_row: Callable[[int, VariantResult], None] = lambda *_: None,
         at_once: int = 1,
         stop: threading.Event | None = None,
     ):
         self.plan, self.folder, self.dry_run, self.on_row = plan, folder, dry_run, on_row
-        self.rows = [Row(variant) for variant in plan.variants]
+        self.rows = [VariantResult(variant) for variant in plan.variants]
         self.at_once = at_once
         self.stop = stop or threading.Event()
         self.interrupted = False
 
-    def run(self) -> list[Row]:
+    def run(self) -> list[VariantResult]:
         """Every variant; one that cannot run has its sentence in the table and does not stop the others."""
         with ending_on_signals(self.stop), ThreadPoolExecutor(self.at_once) as pool:
             waiting = {pool.submit(self._run_row, row, job): row for row in self.rows if (job := self._job_of(row))}
@@ -248,14 +248,14 @@ class Sweep:
         self.save()
         return self.rows
 
-    def _job_of(self, row: Row) -> Job | None:
+    def _job_of(self, row: VariantResult) -> Job | None:
         try:
-            return job_of(self.plan.script, row.variant)
+            return variant_job(self.plan.script, row.variant)
         except DryRunError as error:
             row.error = str(error)
             return None
 
-    def _run_row(self, row: Row, job: Job) -> None:
+    def _run_row(self, row: VariantResult, job: Job) -> None:
         if self.stop.is_set():
             raise Interrupted(signal.SIGINT)
         started = time.monotonic()
@@ -275,12 +275,12 @@ class Sweep:
         page.write(self.folder / "sweep.html", to_html(self.plan, self.rows))
 
 
-def to_json(rows: Sequence[Row]) -> dict[str, Any]:
+def to_json(rows: Sequence[VariantResult]) -> dict[str, Any]:
     """What `sweep --json` prints."""
     return {"schema_version": SCHEMA_VERSION, "variants": [row.to_json() for row in rows if row.status != "open"]}
 
 
-def exit_status(rows: Sequence[Row]) -> int:
+def exit_status(rows: Sequence[VariantResult]) -> int:
     """1 where one failed, timed out or was not reached, else 3 where one does not fit, else 0."""
     found = {row.report.exit_status if row.report else 1 for row in rows}
     return next((status for status in (1, 3) if status in found), 0)
@@ -289,7 +289,7 @@ def exit_status(rows: Sequence[Row]) -> int:
 _VERDICTS = {"ok": "fits", "oom": "too big", "failed": "failed", "timeout": "timed out", "open": "not run"}
 
 
-def _cells(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
+def _cells(rows: Sequence[VariantResult]) -> tuple[list[str], list[list[str]]]:
     timed = any(row.estimate for row in rows)
     header = ["variant", "used", "with fragments", "by stage: used/with fragments", "worst rank"]
     header += ["s/iteration", "TFLOP/s/card"] if timed else []
@@ -311,7 +311,7 @@ def _cells(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
     return [*header, "seconds", "verdict"], body
 
 
-def to_text(plan: SweepFile, rows: Sequence[Row]) -> str:
+def to_text(plan: SweepFile, rows: Sequence[VariantResult]) -> str:
     """The table, and below it a sentence for every variant that has no figures."""
     header, body = _cells(rows)
     lines = [table(header, body)]
@@ -331,7 +331,7 @@ def _time_note(hardware: Hardware, release: Release) -> str:
     return note
 
 
-def to_html(plan: SweepFile, rows: Sequence[Row]) -> str:
+def to_html(plan: SweepFile, rows: Sequence[VariantResult]) -> str:
     """The same with a chart."""
     drawn = [
         (row.variant.name, row.report.used_peak_mb, row.report.actual_peak_mb) if row.report else (row.variant.name, None, None)
@@ -345,16 +345,16 @@ def to_html(plan: SweepFile, rows: Sequence[Row]) -> str:
     if any(row.estimate for row in rows) and plan.hardware:
         notes = _time_note(plan.hardware, plan.release).splitlines()
     sections = [
-        page.Section("Peak memory", bars=page.bars(drawn, budget_mb), budget=budget_mb),
-        page.Section("Variants", table=page.Table(header, body, 1, marks), text=notes),
+        page.PageSection("Peak memory", bars=page.bars(drawn, budget_mb), budget=budget_mb),
+        page.PageSection("Variants", table=page.Table(header, body, 1, marks), text=notes),
     ]
     problems = [f"{row.variant.name}: {row.error}" for row in rows if row.error]
     if problems:
-        sections.append(page.Section("Problems", code=problems))
+        sections.append(page.PageSection("Problems", code=problems))
     return page.render(f"Sweep of {plan.script.name}", _verdict(rows), sections)
 
 
-def _verdict(rows: Sequence[Row]) -> Headline:
+def _verdict(rows: Sequence[VariantResult]) -> Headline:
     count = Counter(row.status for row in rows)
     said = ", ".join(f"{count[status]} {words}" for status, words in _VERDICTS.items() if count[status])
     known = [(row.report.actual_peak_mb, row.variant.name) for row in rows if row.report and row.report.actual_peak_mb]

@@ -26,7 +26,7 @@ from mindspeed_dryrun.report.explain import explain_ranks
 from mindspeed_dryrun.search import results
 from mindspeed_dryrun.search.search import Search
 from mindspeed_dryrun.search.space import Space, strategies
-from mindspeed_dryrun.sweep.sweep import Row, SweepFile, Variant, to_html
+from mindspeed_dryrun.sweep.sweep import SweepFile, Variant, VariantResult, to_html
 
 pytestmark = pytest.mark.browser
 AXE = "axe-core@4.10.3"
@@ -107,8 +107,8 @@ def _strategy_pages() -> dict[str, str]:
         pages[name] = results.to_html(result, shape, hardware, "train.sh")
     variants = [Variant(name) for name in ("TP2", "TP4 with a name that is long enough to need a second line on a phone", "bad", "open")]
     plan = SweepFile(Path("train.sh"), tuple(variants), 60000, hardware)
-    rows = [Row(variants[0], fits(), None, 3.0), Row(variants[1], SAMPLES["does_not_fit"](), None, 4.0)]
-    rows += [Row(variants[2], None, "--num-layers 28 is not divisible by 3: <b>say</b> another.", 0.1), Row(variants[3])]
+    rows = [VariantResult(variants[0], fits(), None, 3.0), VariantResult(variants[1], SAMPLES["does_not_fit"](), None, 4.0)]
+    rows += [VariantResult(variants[2], None, "--num-layers 28 is not divisible by 3: <b>say</b> another.", 0.1), VariantResult(variants[3])]
     return {**pages, "sweep": to_html(plan, rows)}
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from mindspeed_dryrun.commands import main
 from mindspeed_dryrun.engines.packages import packages_folder
-from mindspeed_dryrun.launch.executors import Shared
+from mindspeed_dryrun.launch.executors import SharedPlaces
 from mindspeed_dryrun.launch.run import Execution, dry_run_job, read_job
 from mindspeed_dryrun.record.model import Report
 from mindspeed_dryrun.record.run_spec import RunSpec
@@ -27,8 +27,8 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def shared() -> Iterator[Shared]:
-    with Shared(2) as made:
+def shared() -> Iterator[SharedPlaces]:
+    with SharedPlaces(2) as made:
         yield made
 
 
@@ -40,7 +40,7 @@ def results(out: Path) -> list[dict[str, object]]:
     return [json.loads(file.read_text()) for file in sorted(out.glob("ranks/*/result.json"))]
 
 
-def test_the_example_counts_the_same_and_takes_less(shared: Shared, tmp_path: Path) -> None:
+def test_the_example_counts_the_same_and_takes_less(shared: SharedPlaces, tmp_path: Path) -> None:
     job = read_job(EXAMPLE, SPEC)
     cold = dry_run_job(job, tmp_path / "cold", SPEC, Execution(cold=True))
     warm = dry_run_job(job, tmp_path / "warm", SPEC, Execution(shared=shared))
@@ -51,7 +51,7 @@ def test_the_example_counts_the_same_and_takes_less(shared: Shared, tmp_path: Pa
 
 
 @pytest.mark.parametrize("name", ["vpp", "hybrid", "reuse fp32", "recomputed stage by stage"])
-def test_other_jobs_count_the_same(shared: Shared, tmp_path: Path, name: str) -> None:
+def test_other_jobs_count_the_same(shared: SharedPlaces, tmp_path: Path, name: str) -> None:
     """One server for all of them: nothing of a job is left in it for the next."""
     job = accuracy.job_of(accuracy.CASES[name])
     cold = dry_run_job(job, tmp_path / "cold", SPEC, Execution(cold=True))
@@ -63,7 +63,7 @@ def test_other_jobs_count_the_same(shared: Shared, tmp_path: Path, name: str) ->
         assert [log.count(sign) for log in logs] in ([1, 1], [2, 2]), sign
 
 
-def test_allocations_are_recorded_in_a_warm_rank_too(shared: Shared, tmp_path: Path) -> None:
+def test_allocations_are_recorded_in_a_warm_rank_too(shared: SharedPlaces, tmp_path: Path) -> None:
     spec = dataclasses.replace(SPEC, explain=True)
     warm = dry_run_job(read_job(EXAMPLE, spec), tmp_path / "warm", spec, Execution(shared=shared))
     assert figures(warm)[0][2] == 55389 and {str(result["start"]) for result in results(tmp_path / "warm")} == {"warm"}

@@ -27,8 +27,8 @@ from mindspeed_dryrun.record.summary import summarise
 from mindspeed_dryrun.report import strategy_page as page
 from mindspeed_dryrun.report.view import Headline
 from mindspeed_dryrun.search import results
-from mindspeed_dryrun.search.measure import Measurement, StagePeak, job_of, read_measurement
-from mindspeed_dryrun.search.search import Candidate, Progress, Search, SearchResult
+from mindspeed_dryrun.search.measure import Measurement, StagePeak, job_with, read_measurement
+from mindspeed_dryrun.search.search import Candidate, Search, SearchProgress, SearchResult
 from mindspeed_dryrun.search.search_file import read_search
 from mindspeed_dryrun.search.space import Space, strategies
 from mindspeed_dryrun.search.written_script import script_with, write_script
@@ -226,7 +226,7 @@ def test_the_budget_is_the_real_cards(tmp_path: Path) -> None:
 
 def test_progress_has_the_time_left() -> None:
     shape = MODELS["small"]
-    told: list[Progress] = []
+    told: list[SearchProgress] = []
     Search(shape, strategies(shape, 2, Space()), HARDWARE, 4000, Oracle(shape), on_progress=told.append).run()
     assert told[0].seconds_left is None and told[-1].seconds_left is not None
     assert {item.phase for item in told} >= {"dry-running"}
@@ -273,7 +273,7 @@ def test_the_script_with_the_strategy_set_makes_that_job(tmp_path: Path, strateg
     copy.write_text(script_with(original.read_text(), strategy, 8))
     assert subprocess.run(["bash", "-n", str(copy)], check=False).returncode == 0
     call = capture(original)
-    wanted = job_of(call, str(original), strategy, 8)
+    wanted = job_with(call, str(original), strategy, 8)
     found = capture(copy)
     assert found.world_size == wanted.world_size == strategy.world
     assert sorted(found.program_args) == sorted(wanted.args)
@@ -298,7 +298,7 @@ msrun --worker_num 8 --local_worker_num=8 pretrain_gpt.py $ARGS --micro-batch-si
     assert "训练脚本".encode("gbk") in copy.read_bytes()
     call = capture(original, sets)
     call = dataclasses.replace(call, program_args=override_args(call.program_args, args))
-    wanted, found = job_of(call, str(original), strategy, 4), understand(capture(copy), "copy")
+    wanted, found = job_with(call, str(original), strategy, 4), understand(capture(copy), "copy")
     assert sorted(found.args) == sorted(wanted.args)
     assert (found.seq_length, found.global_batch, found.micro_batch) == (8192, 128, 4)
     assert (found.world_size, found.local_world_size) == (8, 4)
@@ -350,7 +350,7 @@ def test_a_page_escapes_what_it_is_given() -> None:
     drawn = page.plot([page.Point("<script>", 1, 1, "winner")], 10, "tokens/s")
     bars = page.bars([("<script>", 10, 12), ("broken", None, None)], 20)
     table = page.Table(["a"], [["<script>"]])
-    text = page.render("<script>", Headline("FOUND", "good", "<script>"), [page.Section("s", bars, 20, drawn, table, ["<script>"], ["<script>"])])
+    text = page.render("<script>", Headline("FOUND", "good", "<script>"), [page.PageSection("s", bars, 20, drawn, table, ["<script>"], ["<script>"])])
     assert "<script" not in text and text.count("&lt;script&gt;") >= 7 and "no figures" in text
 
 

@@ -23,11 +23,11 @@ from mindspeed_dryrun.sweep.sweep import (
     SweepFile,
     Variant,
     exit_status,
-    job_of,
     read_sweep,
     to_html,
     to_json,
     to_text,
+    variant_job,
 )
 
 SCRIPT = EXAMPLES / "lab" / "qwen25_7b_8p.sh"
@@ -102,7 +102,7 @@ def test_a_sweep_file_that_cannot_be_meant(tmp_path: Path, text: str, sentence: 
 
 def test_the_labs_file_is_the_labs_list() -> None:
     plan = read_sweep(EXAMPLES / "sweeps" / "qwen25_7b_lab.yaml")
-    jobs = {variant.name: job_of(plan.script, variant) for variant in plan.variants}
+    jobs = {variant.name: variant_job(plan.script, variant) for variant in plan.variants}
     layouts = {name: (job.parallel.tp, job.parallel.pp, job.parallel.vpp, job.parallel.cp) for name, job in jobs.items()}
     assert layouts == {
         "TP2PP4": (2, 4, None, 1), "TP2PP4+VPP": (2, 4, 4, 1), "TP4PP2": (4, 2, None, 1),
@@ -126,9 +126,9 @@ def test_the_labs_file_predicts_the_labs_throughput_order(tmp_path: Path) -> Non
 def test_environment_reaches_script_and_ranks(tmp_path: Path) -> None:
     script = tmp_path / "train.sh"
     script.write_text(SCRIPT.read_text().replace("GBS=64", "GBS=${MY_BATCH:-64}"))
-    job = job_of(script, Variant("v", {}, (), {"MY_BATCH": "32"}))
+    job = variant_job(script, Variant("v", {}, (), {"MY_BATCH": "32"}))
     assert job.global_batch == 32 and job.env["MY_BATCH"] == "32"
-    assert job_of(script, Variant("v")).global_batch == 64
+    assert variant_job(script, Variant("v")).global_batch == 64
 
 
 def _report(peak: int, budget: int = 59392, status: str = "ok") -> Report:

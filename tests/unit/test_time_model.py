@@ -14,7 +14,7 @@ from strategy_models import EXAMPLES, MODELS, hardware
 from mindspeed_dryrun.commands import main
 from mindspeed_dryrun.devices.hardware import Hardware, Range, build_hardware, read_hardware, to_yaml
 from mindspeed_dryrun.errors import UsageError
-from mindspeed_dryrun.estimate.calibration import Row, fit, read_log, row_of_log
+from mindspeed_dryrun.estimate.calibration import MeasuredRun, fit, read_log, row_of_log
 from mindspeed_dryrun.estimate.layer_time import gather_seconds, matmul_seconds
 from mindspeed_dryrun.estimate.strategy import Recompute, Strategy
 from mindspeed_dryrun.estimate.time_model import (
@@ -150,8 +150,8 @@ def _throughput(name: str, hardware: Hardware = HARDWARE) -> float:
     return estimate(QWEN, LAB[name], hardware, LAB_RELEASE).tflops_per_card
 
 
-def _row(name: str) -> Row:
-    return Row(name, QWEN, LAB[name], logged_flops(QWEN, LAB[name], LAB_RELEASE) / MEASURED[name] / 8 / 1e12)
+def _row(name: str) -> MeasuredRun:
+    return MeasuredRun(name, QWEN, LAB[name], logged_flops(QWEN, LAB[name], LAB_RELEASE) / MEASURED[name] / 8 / 1e12)
 
 
 def test_throughput_lines_of_old_releases_count_more() -> None:
@@ -185,7 +185,7 @@ def test_calibration_finds_the_truth() -> None:
     """Times made with cards that compute 0.8 and communicate 1.3 times as fast are recognised."""
     truth = HARDWARE.scaled(0.8, 1.3)
     more = {**LAB, "TP1": Strategy(1, 2, 4, 1, 1, ((14,), (14,)), Recompute(), False, True)}
-    rows = [Row(name, QWEN, strategy, iteration_seconds(QWEN, strategy, truth)) for name, strategy in more.items()]
+    rows = [MeasuredRun(name, QWEN, strategy, iteration_seconds(QWEN, strategy, truth)) for name, strategy in more.items()]
     done = fit(rows, HARDWARE)
     assert done.compute == pytest.approx(0.8, rel=0.03) and done.communication == pytest.approx(1.3, rel=0.10)
     assert max(abs(error) for _, error in done.residuals) < 0.02
@@ -197,7 +197,7 @@ def test_calibration_finds_the_truth() -> None:
 
 
 def test_one_row_leaves_a_wide_band() -> None:
-    done = fit([Row("only", QWEN, LAB["TP2PP4"], 12.0)], HARDWARE)
+    done = fit([MeasuredRun("only", QWEN, LAB["TP2PP4"], 12.0)], HARDWARE)
     assert done.hardware.error is not None and done.hardware.error > 0.2
     with pytest.raises(UsageError, match="nothing to calibrate"):
         fit([], HARDWARE)

@@ -18,7 +18,7 @@ import pytest
 from report_samples import job_file
 from test_executor_local import eventually, processes_of
 
-from mindspeed_dryrun.launch.executors import Event, Shared
+from mindspeed_dryrun.launch.executors import Event, SharedPlaces
 from mindspeed_dryrun.launch.executors.local import LocalExecutor
 from mindspeed_dryrun.launch.executors.rank import run_rank
 from mindspeed_dryrun.launch.executors.warm import Servers
@@ -352,7 +352,7 @@ def test_other_variables_and_other_patches_get_another_server(toy: Toy, record: 
 def test_runs_that_follow_one_another_share_a_server(toy: Toy, tmp_path: Path) -> None:
     counter = toy.folder / "imported"
     toy.imports(f"open({str(counter)!r}, 'a').write('x')")
-    with Shared(2) as shared:
+    with SharedPlaces(2) as shared:
         for name in ("one", "two"):
             record = a_record(tmp_path / name)
             LocalExecutor(shared=shared).run([toy.task()], record, lambda event: None)

@@ -37,7 +37,7 @@ class Event:
     start: str | None = None  # with "started": "warm", "cold", or "cold: " and why it could not be warm
 
 
-class Shared:
+class SharedPlaces:
     """What executors that run at the same time in one process share: places for ranks, warm servers, and the order to stop.
 
     Use it as a context manager where runs follow one another: their servers end with it.
@@ -48,7 +48,7 @@ class Shared:
         self.servers = None if cold else Servers()
         self._free = threading.Semaphore(jobs)
 
-    def __enter__(self) -> Shared:
+    def __enter__(self) -> SharedPlaces:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -78,7 +78,7 @@ def interrupted(caught: Sequence[int]) -> Interrupted:
 
 
 def get_executor(
-    name: str, jobs: int | None = None, shared: Shared | None = None, *, cold: bool = False
+    name: str, jobs: int | None = None, shared: SharedPlaces | None = None, *, cold: bool = False
 ) -> Executor:
     """`local` or `ray`. `jobs` bounds how many ranks run at once; by default the machine, or the cluster, does.
 

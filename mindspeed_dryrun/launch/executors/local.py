@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mindspeed_dryrun.launch.executors import Event, Shared, host, interrupted
+from mindspeed_dryrun.launch.executors import Event, SharedPlaces, host, interrupted
 from mindspeed_dryrun.launch.executors.rank import run_rank
 from mindspeed_dryrun.record.store import Record
 
@@ -32,7 +32,7 @@ class LocalExecutor:
     """
 
     jobs: int | None = None
-    shared: Shared | None = None
+    shared: SharedPlaces | None = None
     cold: bool = False
 
     def run(self, tasks: Sequence[RankTask], record: Path, on_event: Callable[[Event], None]) -> None:
@@ -40,11 +40,11 @@ class LocalExecutor:
         if self.shared:
             self._run(tasks, record, on_event, self.shared)
             return
-        with Shared(self.jobs or host.usable_cores(), self.cold or len(tasks) < 2) as shared:
+        with SharedPlaces(self.jobs or host.usable_cores(), self.cold or len(tasks) < 2) as shared:
             self._run(tasks, record, on_event, shared)
 
     def _run(
-        self, tasks: Sequence[RankTask], record: Path, on_event: Callable[[Event], None], shared: Shared
+        self, tasks: Sequence[RankTask], record: Path, on_event: Callable[[Event], None], shared: SharedPlaces
     ) -> None:
         state = _State(deque(tasks), record, shared)
         with Record(record).claimed(task.rank for task in tasks), ending_on_signals(shared.stop) as caught:
@@ -65,7 +65,7 @@ class LocalExecutor:
 class _State:
     pending: deque[RankTask]
     record: Path
-    shared: Shared
+    shared: SharedPlaces
     stop: threading.Event = field(default_factory=threading.Event)  # of this run
     running: dict[int, threading.Thread] = field(default_factory=dict)
     rss_mb: dict[int, int] = field(default_factory=dict)  # of ranks that run

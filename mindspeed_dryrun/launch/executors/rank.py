@@ -57,7 +57,7 @@ class Outcome:
 
 
 @dataclass
-class Progress:
+class RankProgress:
     """What `progress.jsonl` says so far. Reads only what is new; a line that is still being written waits."""
 
     path: Path
@@ -125,7 +125,7 @@ def run_rank(
     """
     record = record.absolute()
     folder = rank_folder(record, task.rank)
-    log_path, progress = folder / "worker.log", Progress(folder / "progress.jsonl")
+    log_path, progress = folder / "worker.log", RankProgress(folder / "progress.jsonl")
     command = [_placed(word, record) for word in task.argv]
     for place in (folder.parent, folder):
         if place.is_symlink():
@@ -225,7 +225,7 @@ class _Run:
     task: RankTask
     record: Path
     log: int
-    progress: Progress
+    progress: RankProgress
     on_event: Callable[[Event], None]
     stop: threading.Event
     mark: str = field(default_factory=lambda: uuid.uuid4().hex)

@@ -22,7 +22,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from mindspeed_dryrun.errors import DryRunError, UsageError
-from mindspeed_dryrun.launch.executors import Event, Shared, interrupted
+from mindspeed_dryrun.launch.executors import Event, SharedPlaces, interrupted
 from mindspeed_dryrun.launch.executors.local import ending_on_signals
 from mindspeed_dryrun.launch.executors.rank import run_rank
 from mindspeed_dryrun.launch.executors.relocate import Machine, check_same, prepare_packages, relocated, survey
@@ -45,14 +45,14 @@ class RayExecutor:
     """At most `jobs` ranks at once; by default as many as the cluster has CPUs."""
 
     jobs: int | None = None
-    shared: Shared | None = None
+    shared: SharedPlaces | None = None
 
     def run(self, tasks: Sequence[RankTask], record: Path, on_event: Callable[[Event], None]) -> None:
         """See `Executor`."""
         if not tasks:
             return
         ray = connected()
-        shared = self.shared or Shared(self.jobs or len(tasks))
+        shared = self.shared or SharedPlaces(self.jobs or len(tasks))
         with Record(record).claimed(task.rank for task in tasks), ending_on_signals(shared.stop) as caught:
             state = _State(ray, record, deque(tasks), shared, survey(tasks[0]), on_event)
             try:
@@ -70,7 +70,7 @@ class _State:
     ray: Any
     record: Path
     pending: deque[RankTask]
-    shared: Shared
+    shared: SharedPlaces
     here: Machine
     on_event: Callable[[Event], None]
     running: dict[Any, RankTask] = field(default_factory=dict)  # by object reference

@@ -174,7 +174,7 @@ class Ring:
         return self.size // self.split.window
 
 
-class Passing:
+class RingExchange:
     """Sends one tensor along a ring of ranks while another is received."""
 
     def __init__(self, ranks: Sequence[int], group: Any, back: bool = False) -> None:
@@ -200,12 +200,12 @@ class Passing:
         return waited
 
 
-def _rings(ring: Ring, back: bool = False) -> tuple[Passing, Passing]:
+def _rings(ring: Ring, back: bool = False) -> tuple[RingExchange, RingExchange]:
     """The rings of this rank: inside its window, and between windows."""
     ranks, window, here = ring.split.ring, ring.inner, ring.rank
     first = here // window * window
-    inner = Passing(ranks[first : first + window], ring.split.ring_group, back)
-    outer = Passing(ranks[here % window :: window], ring.split.ring_group, back)
+    inner = RingExchange(ranks[first : first + window], ring.split.ring_group, back)
+    outer = RingExchange(ranks[here % window :: window], ring.split.ring_group, back)
     return inner, outer
 
 
@@ -312,7 +312,7 @@ class RingAttention(torch.autograd.Function):  # type: ignore[misc]
 class _KeysBack:
     """Keys and values on their way back through the ring, starting from the last block of the forward pass."""
 
-    def __init__(self, ring: Ring, inner_ring: Passing, outer_ring: Passing, k: list[Any], v: list[Any]) -> None:
+    def __init__(self, ring: Ring, inner_ring: RingExchange, outer_ring: RingExchange, k: list[Any], v: list[Any]) -> None:
         self.ring = ring
         self.inner_ring = inner_ring
         self.outer_ring = outer_ring

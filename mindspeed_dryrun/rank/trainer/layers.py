@@ -115,7 +115,7 @@ class NoopLayer(MegatronModule):  # type: ignore[misc]
         return hidden_states.clone(), context
 
 
-class Then(MegatronModule):  # type: ignore[misc]
+class ScaledOutput(MegatronModule):  # type: ignore[misc]
     """A module of a layer, and what some models do to its output before the residual is added."""
 
     def __init__(self, module: Any, scale: float | None, norm: Any, use_norm: bool) -> None:
@@ -142,7 +142,7 @@ def finish_layer(layer: TransformerLayer, settings: Settings) -> None:
     for name in ("self_attention", "mlp"):
         after = Norm(layer.config, layer.config.hidden_size, settings) if settings.post_norms else None
         # Gemma2's layer spec always holds the norms, --post-norm uses them.
-        setattr(layer, name, Then(getattr(layer, name), scale, after, use_norm=bool(after and settings.post_norm)))
+        setattr(layer, name, ScaledOutput(getattr(layer, name), scale, after, use_norm=bool(after and settings.post_norm)))
 
 
 class VocabularyEmbedding:
