@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
     wanted = launch.parser().parse_args(["-", *options])
     base = activation.before_activation(os.environ)
     engine = choose_engine(wanted.level)
-    settings = activation.settings_of(options, _compiled(args.patches), sys.executable)
+    settings = activation.shell_activation(options, _compiled(args.patches), sys.executable)
     changes = activation.activated(base, engine.environment(base), settings)
     write_commands(activation.activate_commands(changes, base))
     if sys.stdout.isatty():

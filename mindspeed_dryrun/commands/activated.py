@@ -22,8 +22,8 @@ def _run(argv: Sequence[str]) -> int:
     activation = config.current()
     env = {name: value for name, value in os.environ.items() if name != config.VARIABLE}
     call = read_call(argv[0], argv[1:], str(Path.cwd()), env)
-    job = understand(call, activation.get("script") or f"{call.launcher} {call.program}")
-    args = launch.parser().parse_args(["-", *map(str, activation.get("options") or ())])
+    job = understand(call, activation.script or f"{call.launcher} {call.program}")
+    args = launch.parser().parse_args(["-", *activation.options])
     return launch.run_job(job, Path(args.out or f"dryrun-{Path(call.program).stem}"), args)
 
 

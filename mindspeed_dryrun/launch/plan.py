@@ -205,21 +205,19 @@ def rank_environment(
             part for part in (*trainer.path, _PACKAGE_ROOT, *env.get("PYTHONPATH", "").split(os.pathsep)) if part
         )
     )
-    env[config.VARIABLE] = json.dumps(
-        {
-            "mode": "rank",
-            "rank": rank,
-            "world_size": job.world_size,
-            "engine": NAMES[job.back_end],
-            "trainer": trainer.kind,
-            "progress": f"{folder}/progress.jsonl",
-            "patches": f"{RECORD}/patches.json",
-            "iterations": iterations,
-            "scratch": f"{folder}/scratch",
-            "moe_load": spec.moe_load,
-        }
+    activation = config.Activation(
+        mode="rank",
+        rank=rank,
+        world_size=job.world_size,
+        engine=NAMES[job.back_end],
+        trainer=trainer.kind,
+        progress=f"{folder}/progress.jsonl",
+        patches=f"{RECORD}/patches.json",
+        iterations=iterations,
+        scratch=f"{folder}/scratch",
+        moe_load=spec.moe_load,
     )
-    return env
+    return {**env, **activation.to_env()}
 
 
 def rewritten_call(job: Job, level: int, out: Path) -> list[str]:

@@ -112,7 +112,7 @@ def _environment(folder: Path, exported: Mapping[str, str], elsewhere: Mapping[s
             "__dryrun_user_env": os.environ.get("BASH_ENV", ""),
             "BASH_ENV": str(SHIM / "capture.bash"),
             "TMPDIR": str(folder),
-            config.VARIABLE: json.dumps({"mode": "capture", "file": str(folder / "calls"), "python": sys.executable}),
+            **config.Activation(mode="capture", file=str(folder / "calls"), python=sys.executable).to_env(),
         }
     )
     return env

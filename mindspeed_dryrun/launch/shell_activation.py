@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
+import dataclasses
 import os
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-from mindspeed_dryrun.rank.activation import SHIM, VARIABLE
+from mindspeed_dryrun.rank.activation import SHIM, VARIABLE, Activation
 
 MARK = "(dryrun) "
 SITE = Path(__file__).parents[1] / "rank" / "site"
@@ -29,7 +28,7 @@ def before_activation(environ: Mapping[str, str]) -> dict[str, str]:
     return result
 
 
-def activated(base: Mapping[str, str], engine: Mapping[str, str], settings: Mapping[str, Any]) -> dict[str, str | None]:
+def activated(base: Mapping[str, str], engine: Mapping[str, str], activation: Activation) -> dict[str, str | None]:
     """What changes in the shell: variable → new value, or None where it is unset. `engine` is a rank's environment."""
     changes: dict[str, str | None] = {name: value for name, value in engine.items() if base.get(name) != value}
     changes.update({name: None for name in base if name not in engine})
@@ -37,8 +36,7 @@ def activated(base: Mapping[str, str], engine: Mapping[str, str], settings: Mapp
     changes["PATH"] = _first(SHIM, engine.get("PATH", os.defpath))
     changes["PYTHONPATH"] = _first(SITE, engine.get("PYTHONPATH", ""))
     saved = {name: base.get(name) for name in sorted(changes)}
-    changes[VARIABLE] = json.dumps({"mode": "activate", **settings, "saved": saved}, ensure_ascii=False)
-    return changes
+    return {**changes, **dataclasses.replace(activation, mode="activate", saved=saved).to_env()}
 
 
 def activate_commands(changes: Mapping[str, str | None], base: Mapping[str, str], prompt: bool = True) -> list[str]:
@@ -87,20 +85,14 @@ def is_activated(environ: Mapping[str, str]) -> bool:
 
 
 def _saved(environ: Mapping[str, str]) -> dict[str, str | None] | None:
-    try:
-        settings = json.loads(environ.get(VARIABLE, ""))
-    except ValueError:
-        return None
-    if not isinstance(settings, dict) or settings.get("mode") != "activate":
-        return None
-    saved = settings.get("saved")
-    return saved if isinstance(saved, dict) else {}
+    found = Activation.from_env(environ)
+    return dict(found.saved) if found.mode == "activate" else None
 
 
 def _first(folder: Path | str, rest: str) -> str:
     return os.pathsep.join(part for part in (str(folder), rest) if part)
 
 
-def settings_of(options: Sequence[str], patches: Path, python: str) -> dict[str, Any]:
-    """The activation's configuration for the processes below."""
-    return {"options": list(options), "patches": str(patches), "trainer": "script", "python": python}
+def shell_activation(options: Sequence[str], patches: Path, python: str) -> Activation:
+    """What an activated shell tells the processes below."""
+    return Activation(options=tuple(options), patches=str(patches), python=python)

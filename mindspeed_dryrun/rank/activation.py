@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 VARIABLE = "MINDSPEED_DRYRUN"
@@ -15,13 +18,52 @@ ERROR_PREFIX = "mindspeed-dryrun: error: "
 SHIM = os.path.join(os.path.dirname(os.path.dirname(os.path.realpath(__file__))), "launch", "shim")
 
 
-def current() -> dict[str, Any]:
-    """The activation of this process; empty where there is none or it cannot be read."""
-    text = os.environ.get(VARIABLE, "")
-    if not text:
-        return {}
-    try:
-        value = json.loads(text)
-    except ValueError:
-        return {}
-    return value if isinstance(value, dict) else {}
+@dataclass(frozen=True, kw_only=True)
+class Activation:
+    """What a process below is to do; all defaults where nothing is activated."""
+
+    mode: str = ""  # "capture", "rank" or "activate"
+    python: str = ""  # the interpreter that the shims start
+    # of a capture
+    file: str = ""  # where the launchers' calls are written
+    # of a rank
+    rank: int = 0
+    world_size: int = 1
+    engine: str = "mindspore"
+    trainer: str = "script"
+    progress: str = ""
+    patches: str = ""
+    scratch: str = ""
+    iterations: int = 0
+    moe_load: str = "even"
+    # of an activated shell
+    script: str = ""
+    options: tuple[str, ...] = ()
+    saved: Mapping[str, str | None] = dataclasses.field(default_factory=dict)
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str]) -> Activation:
+        """The activation of an environment; `Activation()` where there is none or it cannot be read."""
+        try:
+            data = json.loads(environ.get(VARIABLE) or "{}")
+        except ValueError:
+            return cls()
+        if not isinstance(data, dict):
+            return cls()
+        default = cls()
+        told: dict[str, Any] = {field.name: data[field.name] for field in dataclasses.fields(cls) if field.name in data}
+        for name, value in told.items():
+            if not isinstance(value, list if name == "options" else type(getattr(default, name))):
+                return default
+        return cls(**{**told, "options": tuple(map(str, told.get("options", ())))})
+
+    def to_env(self) -> dict[str, str]:
+        """The variable; fields at their defaults are left out. Not escaped: the shims, in shell, read `python` from it."""
+        names, default = [field.name for field in dataclasses.fields(self)], Activation()
+        told = {name: getattr(self, name) for name in names if getattr(self, name) != getattr(default, name)}
+        return {VARIABLE: json.dumps(told, ensure_ascii=False)}
+
+
+def current() -> Activation:
+    """The activation of this process."""
+    return Activation.from_env(os.environ)

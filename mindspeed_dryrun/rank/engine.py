@@ -27,7 +27,7 @@ class RankEngine(Protocol):
 
 def rank_engine() -> RankEngine:
     """The engine of this process."""
-    if config.current().get("engine") == TORCH_NPU:
+    if config.current().engine == TORCH_NPU:
         from mindspeed_dryrun.rank.torch_npu import rank as torch_rank
 
         return torch_rank

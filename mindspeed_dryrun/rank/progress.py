@@ -16,7 +16,7 @@ from mindspeed_dryrun.rank.engine import rank_engine
 
 def phase(name: str, **fields: object) -> None:
     """Appends one line; costs a system call, and nothing at all outside a rank of ours."""
-    path = config.current().get("progress")
+    path = config.current().progress
     if not path:
         return
     line = json.dumps({"phase": name, "time": time.time(), **fields}) + "\n"

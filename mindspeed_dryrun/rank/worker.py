@@ -30,7 +30,7 @@ def main(argv: Sequence[str]) -> int:
         return 2
     try:
         rank_engine().check_simulation()
-        stay_in_folder(config.current().get("scratch"))
+        stay_in_folder(config.current().scratch)
         prepare()
         progress.phase("importing")
         run_program(argv[0], argv[1:])
@@ -61,7 +61,7 @@ def check_shell() -> None:
         )
 
 
-def stay_in_folder(scratch: str | None) -> None:
+def stay_in_folder(scratch: str) -> None:
     """Nothing is written outside the rank's own folder; the caches of its libraries go there as well."""
     if scratch:
         for variable in (*_CACHES, *(name for name in _LOG_FOLDERS if os.environ.get(name))):
@@ -72,11 +72,10 @@ def stay_in_folder(scratch: str | None) -> None:
 
 def prepare() -> None:
     """Patches in force, in a rank or in a process that ranks are forked from."""
-    settings = config.current()
     sys.dont_write_bytecode = True
     os.environ.setdefault("MS_DRY_RUN", "1")
     rank_engine().prepare()
-    patcher.install(patches_for(settings))
+    patcher.install(patches_for(config.current()))
 
 
 def prepare_activated() -> None:
@@ -89,15 +88,13 @@ def prepare_activated() -> None:
         raise SystemExit(f"{ERROR_PREFIX}{error}") from None
 
 
-def patches_for(settings: dict[str, Any]) -> list[dict[str, Any]]:
+def patches_for(activation: config.Activation) -> list[dict[str, Any]]:
     """The compiled catalogue of the record, cut down to this rank's trainer."""
-    file = settings.get("patches")
-    if not file:
+    if not activation.patches:
         return []
-    with open(file, encoding="utf-8") as stream:
+    with open(activation.patches, encoding="utf-8") as stream:
         patches = json.load(stream)
-    trainer = settings.get("trainer", "script")
-    return [patch for patch in patches if trainer in patch["trainers"]]
+    return [patch for patch in patches if activation.trainer in patch["trainers"]]
 
 
 def run_program(program: str, arguments: Sequence[str]) -> None:

@@ -22,5 +22,5 @@ def test_a_full_disk_at_the_page_still_shows_the_figures(
 
     monkeypatch.setattr(report_page, "write_page", full)
     with pytest.raises(DryRunError, match="No space left"):
-        launch._print_report(fits(), tmp_path, argparse.Namespace(json=as_json, explain=False))
+        launch._print_report(fits(), tmp_path, argparse.Namespace(json=as_json, explain=False, junit=None))
     assert str(fits().actual_peak_mb) in capsys.readouterr().out

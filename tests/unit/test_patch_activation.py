@@ -9,11 +9,12 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from mindspeed_dryrun.launch import shell_activation as activation
-from mindspeed_dryrun.rank.activation import VARIABLE
+from mindspeed_dryrun.rank.activation import VARIABLE, Activation
 
 ROOT = Path(__file__).resolve().parents[2]
 ENGINE = {"MS_SIMULATION_LEVEL": "1", "GLOG_v": "2", "LD_LIBRARY_PATH": "/stand in/lib64", "MS_ROLE": None}
@@ -24,9 +25,9 @@ def engine_environment(base: dict[str, str]) -> dict[str, str]:
     return {name: value for name, value in base.items() if name != "MS_ROLE"} | changed
 
 
-def commands(environ: dict[str, str], **settings: object) -> str:
+def commands(environ: dict[str, str], **settings: Any) -> str:
     base = activation.before_activation(environ)
-    changes = activation.activated(base, engine_environment(base), {"options": [], **settings})
+    changes = activation.activated(base, engine_environment(base), Activation(**settings))
     return "\n".join(activation.activate_commands(changes, base))
 
 
@@ -113,7 +114,7 @@ def test_msrun_finds_its_python_under_any_name(name: str, tmp_path: Path) -> Non
     python.symlink_to(sys.executable)
     text = "\n".join(
         activation.activate_commands(
-            activation.activated({"PATH": "/usr/bin:/bin"}, {"PATH": "/usr/bin:/bin"}, {"python": str(python)}),
+            activation.activated({"PATH": "/usr/bin:/bin"}, {"PATH": "/usr/bin:/bin"}, Activation(python=str(python))),
             {"PATH": "/usr/bin:/bin"},
         )
     )
@@ -128,11 +129,11 @@ def test_msrun_finds_its_python_under_any_name(name: str, tmp_path: Path) -> Non
 
 def test_activating_twice_keeps_the_first_state() -> None:
     base = {"PATH": "/bin", "GLOG_v": "1"}
-    first = activation.activated(base, engine_environment(base), {"options": []})
+    first = activation.activated(base, engine_environment(base), Activation())
     active = {name: value for name, value in (base | first).items() if value is not None}
     assert activation.before_activation(active) == base
     second = activation.activated(
-        activation.before_activation(active), engine_environment(base), {"options": ["--jobs", "1"]}
+        activation.before_activation(active), engine_environment(base), Activation(options=("--jobs", "1"))
     )
     assert json.loads(str(second[VARIABLE]))["saved"] == json.loads(str(first[VARIABLE]))["saved"]
     assert str(second["PATH"]).count("shim") == 1
@@ -146,7 +147,7 @@ def test_nothing_to_undo_where_nothing_is_activated() -> None:
 
 def activated_environment(**extra: str) -> dict[str, str]:
     base = {"PATH": os.environ["PATH"], **extra}
-    changes = activation.activated(base, engine_environment(base), {"options": [], "patches": "", "trainer": "script"})
+    changes = activation.activated(base, engine_environment(base), Activation())
     return {name: value for name, value in (base | changes).items() if value is not None}
 
 
@@ -200,3 +201,14 @@ def test_other_activations_leave_a_process_alone(text: str, tmp_path: Path) -> N
     environ = activated_environment(PYTHONPATH=str(tmp_path)) | {VARIABLE: text, "MS_SIMULATION_LEVEL": ""}
     done = run_python("import mindspore", environ)
     assert done.stdout.strip() == "imported", done.stderr
+
+
+def test_an_activation_comes_back_as_it_went() -> None:
+    told = Activation(mode="rank", rank=3, options=("--out", "用户"), saved={"PATH": "/bin", "LANG": None})
+    assert Activation.from_env(told.to_env()) == told
+    assert list(json.loads(Activation(mode="rank").to_env()[VARIABLE])) == ["mode"]
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "7", '{"rank": "0"}', '{"options": "--out"}', '{"saved": 1}'])
+def test_what_cannot_be_read_activates_nothing(text: str) -> None:
+    assert Activation.from_env({VARIABLE: text}) == Activation()

@@ -18,7 +18,7 @@ from mindspeed_dryrun.megatron.arguments import without
 from mindspeed_dryrun.megatron.flags import with_tag
 from mindspeed_dryrun.megatron.model_shape import read_shape
 from mindspeed_dryrun.megatron.settings import read as read_settings
-from mindspeed_dryrun.search.measure import job_of
+from mindspeed_dryrun.search.measure import job_with
 from mindspeed_dryrun.search.space import Space, strategies, why_nothing
 from mindspeed_dryrun.search.space_file import read_space
 
@@ -42,7 +42,7 @@ def test_every_strategy_is_accepted_and_means_what_it_says(cards: int) -> None:
     found = strategies(QWEN, cards, Space(vpp=(1, 2, 4), cp=(1, 2), cp_algorithms=("megatron_cp_algo", "ulysses_cp_algo")))
     assert len(found) > 100
     for strategy in found[:: max(1, len(found) // 400)]:
-        job = job_of(CALL, "train.sh", strategy, 8)
+        job = job_with(CALL, "train.sh", strategy, 8)
         p = job.parallel
         assert (p.tp, p.pp, p.dp, p.cp, p.vpp or 1) == (strategy.tp, strategy.pp, strategy.dp, strategy.cp, strategy.chunks)
         assert tuple(tuple(len(chunk) for chunk in stage) for stage in job.stage_layers) == strategy.stages

@@ -16,7 +16,7 @@ from mindspeed_dryrun.studio.choices import Choice, Control, Subject, controls, 
 from mindspeed_dryrun.studio.export import as_script, as_sweep
 from mindspeed_dryrun.studio.gate import LONGEST_BODY, Gate
 from mindspeed_dryrun.studio.session import Try, name_of
-from mindspeed_dryrun.sweep.sweep import job_of, read_sweep
+from mindspeed_dryrun.sweep.sweep import read_sweep, variant_job
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "pretrain_qwen25_7b_32k_ms.sh"
@@ -131,7 +131,7 @@ def test_tries_become_a_sweep_file(subject: Subject, tmp_path: Path) -> None:
     plan = read_sweep(file)
     assert [variant.name for variant in plan.variants] == ["1 try 1", "2 try 2"], "a sweep cannot take a flag out"
     for variant, one in zip(plan.variants, tries, strict=False):
-        assert job_of(plan.script, variant).args == subject.job(one.choice).args
+        assert variant_job(plan.script, variant).args == subject.job(one.choice).args
 
 
 def ask(gate: Gate, **changes: Any) -> tuple[int, bool]:

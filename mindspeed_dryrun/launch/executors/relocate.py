@@ -8,7 +8,6 @@ every machine, as on any training cluster.
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import sys
 from collections.abc import Mapping
@@ -21,6 +20,7 @@ from mindspeed_dryrun.engines import packages
 from mindspeed_dryrun.engines.protocol import Engine
 from mindspeed_dryrun.errors import DryRunError
 from mindspeed_dryrun.rank import activation as config
+from mindspeed_dryrun.rank.engine import TORCH_NPU
 
 if TYPE_CHECKING:
     from mindspeed_dryrun.launch.plan import RankTask
@@ -44,9 +44,9 @@ class Machine:
 
 def survey(task: RankTask) -> Machine:
     """This machine, with the engine that the task needs made ready on it."""
-    level, settings = task.env.get("MS_SIMULATION_LEVEL"), json.loads(task.env.get(config.VARIABLE) or "{}")
+    level = task.env.get("MS_SIMULATION_LEVEL")
     engine: Engine | None = None
-    if level is not None or settings.get("engine") == "torch_npu":
+    if level is not None or config.Activation.from_env(task.env).engine == TORCH_NPU:
         from mindspeed_dryrun.engines.choice import engine_for
 
         engine = engine_for("mindspore", int(level)) if level is not None else engine_for("torch")

@@ -114,9 +114,9 @@ class _Order:
 
     @property
     def key(self) -> str:
-        settings = json.loads(self.environment.get(activation.VARIABLE) or "{}")
+        own = activation.Activation.from_env(self.environment)
         try:
-            patches = hashlib.sha256(Path(settings.get("patches", "")).read_bytes()).hexdigest()
+            patches = hashlib.sha256(Path(own.patches).read_bytes()).hexdigest()
         except OSError:
             patches = ""
         fixed = {
@@ -124,7 +124,7 @@ class _Order:
             for name, value in self.environment.items()
             if name not in (*OF_ONE_RANK, *_OF_THE_SHELL, activation.VARIABLE, MARK)
         }
-        data = [self.python, self.program, sorted(fixed.items()), settings.get("trainer"), patches]
+        data = [self.python, self.program, sorted(fixed.items()), own.trainer, patches]
         return hashlib.sha256(json.dumps(data).encode()).hexdigest()
 
 
@@ -137,9 +137,9 @@ def _program(argv: tuple[str, ...]) -> str:
 
 
 def _import_order(python: str, program: str, environment: Mapping[str, str]) -> _Order:
-    settings = json.loads(environment.get(activation.VARIABLE) or "{}")
-    own = {name: settings[name] for name in ("mode", "trainer", "patches") if name in settings}
-    return _Order(python, program, {**environment, activation.VARIABLE: json.dumps(own), MARK: NO_MARK})
+    rank = activation.Activation.from_env(environment)
+    own = activation.Activation(mode=rank.mode, engine=rank.engine, trainer=rank.trainer, patches=rank.patches)
+    return _Order(python, program, {**environment, **own.to_env(), MARK: NO_MARK})
 
 
 @dataclass

@@ -22,7 +22,7 @@ from mindspeed_dryrun.rank.handlers.tensor_methods import replaced_method
 @functools.cache
 def load() -> MoeLoad:
     """How tokens are spread over experts, as the command line says."""
-    return parse(str(config.current().get("moe_load") or "even"))
+    return parse(config.current().moe_load)
 
 
 def even_shares(total: int, parts: int) -> list[int]:

@@ -33,7 +33,7 @@ def parse_args(original: Callable[..., Any]) -> Callable[..., Any]:
         if getattr(parsed, "padded_vocab_size", None) or getattr(parsed, "vocab_size", None):
             parsed.tokenizer_name_or_path = None  # its place is taken by a tokenizer of that size
         if hasattr(parsed, "data_cache_path"):
-            parsed.data_cache_path = os.path.join(config.current().get("scratch") or "", "data_cache")
+            parsed.data_cache_path = os.path.join(config.current().scratch, "data_cache")
         return parsed
 
     return call
@@ -71,7 +71,7 @@ def train_step(original: Callable[..., Any]) -> Callable[..., Any]:
         nonlocal finished
         result = original(*args, **kwargs)
         finished += 1
-        progress.iteration(finished, int(config.current().get("iterations") or 0))
+        progress.iteration(finished, config.current().iterations)
         return result
 
     return call
