@@ -151,8 +151,17 @@ def summary(ranks: Sequence[RealRank]) -> str:
     )
 
 
-def markdown(ranks: Iterable[RealRank], versions: str) -> str:
-    """Every row, the bad ones too."""
+WHY = "## Why they differ"
+
+
+def kept(file: Path) -> str:
+    """What people wrote at the end of the page, which no program can find out: it stays when the page is written again."""
+    text = file.read_text(encoding="utf-8") if file.is_file() else ""
+    return text[text.index(WHY) :] if WHY in text else ""
+
+
+def markdown(ranks: Iterable[RealRank], versions: str, why: str = "") -> str:
+    """Every row, the bad ones too, and what people wrote about them."""
     ordered = sorted(ranks, key=lambda rank: (not rank.current, rank.job, rank.branch, rank.rank))
     lines = [
         "# Dry runs on torch_npu against real NPUs",
@@ -178,7 +187,7 @@ def markdown(ranks: Iterable[RealRank], versions: str) -> str:
             head + f"| {rank.allocated:.1f} | {rank.difference:+.3f} | {rank.real_max:.1f} | {rank.maximum:.1f} | "
             f"{rank.maximum - rank.real_max:+.1f} ({rank.percent:+.2f} %) |"
         )
-    return "\n".join([*lines, ""])
+    return "\n".join([*lines, "", *([why.rstrip(), ""] if why else [])])
 
 
 def main() -> None:
@@ -208,9 +217,9 @@ def main() -> None:
         file.write_text(json.dumps(done, indent=1))
         for row in rows:
             print(row.job, row.branch, row.rank, row.difference, row.percent, row.error, flush=True)
-        args.markdown.write_text(markdown(_all(jobs, done), _versions()), encoding="utf-8")
+        args.markdown.write_text(markdown(_all(jobs, done), _versions(), kept(args.markdown)), encoding="utf-8")
     ranks = _all(jobs, done)
-    args.markdown.write_text(markdown(ranks, _versions()), encoding="utf-8")
+    args.markdown.write_text(markdown(ranks, _versions(), kept(args.markdown)), encoding="utf-8")
     if args.margin:
         args.margin.write_text(json.dumps(margin(ranks), indent=2) + "\n", encoding="utf-8")
 
