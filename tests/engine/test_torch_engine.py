@@ -40,6 +40,7 @@ dist.all_gather_object(everybody, dist.get_rank())
 assert everybody == [dist.get_rank()] * dist.get_world_size()
 values = torch.ones(8, device="npu")
 assert values[values > 0].shape == (8,)  # the largest that it can be
+torch.distributions.Uniform(values[0] * 0.5, values[0]).rsample((4,))  # bounds that read as zeros
 """
 COMPILED = """
 import torch, torch_npu

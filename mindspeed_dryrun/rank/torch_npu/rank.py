@@ -34,6 +34,12 @@ def prepare() -> None:
     answers.install(str(Path(os.environ["ASCEND_HOME_PATH"], "lib64", STAND_IN_LIBRARY)))
     patcher.when_imported("torch_npu", _stop_unless_stand_in)
     patcher.when_imported("torch_npu", history.start)
+    patcher.when_imported("torch.distributions.distribution", _accept_zeros)
+
+
+def _accept_zeros() -> None:
+    """Bounds of distributions lie on the device and read as zeros: they are not checked (the router of Phi-3.5-MoE makes one)."""
+    sys.modules["torch.distributions.distribution"].Distribution.set_default_validate_args(False)
 
 
 def memory() -> dict[str, Any]:
