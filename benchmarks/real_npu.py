@@ -27,6 +27,9 @@ from mindspeed_dryrun.record.store import rank_folder
 
 # Megatron's own line (megatron/training/utils.py, report_memory): what upstream's CI reads on the real NPU, too.
 _LINE = re.compile(r"\(after 1 iterations\) memory \(MB\) \| allocated: ([\d.]+) \| max allocated: ([\d.]+)")
+# The size of a vocabulary is in the tokenizer, which is not here: what the public model's config.json says, by the job's name.
+# https://huggingface.co/meta-llama/Meta-Llama-3-8B/blob/main/config.json
+VOCABULARIES = {"llama3": 128256}
 ALLOCATED_MB, MAX_PERCENT, SHORT_PERCENT = 1.0, 1.0, -3.0  # the aims
 
 
@@ -114,7 +117,7 @@ def run_job(job: RealJob, stacks: Path, records: Path, execution: Execution) -> 
     branch, script = place
     out = records / job.key
     try:
-        spec = RunSpec(trainer="script")
+        spec = RunSpec(trainer="script", overrides=_vocabulary(job.name))
         report = dry_run_job(read_job(script, spec), out, spec, execution)
     except DryRunError as error:
         return [dataclasses.replace(rank, branch=branch, error=str(error)) for rank in job.ranks]
@@ -133,6 +136,11 @@ def run_job(job: RealJob, stacks: Path, records: Path, execution: Execution) -> 
             continue
         result.append(dataclasses.replace(real, branch=branch, allocated=float(line[1]), maximum=float(line[2])))
     return result
+
+
+def _vocabulary(name: str) -> tuple[str, ...]:
+    size = next((size for model, size in VOCABULARIES.items() if model in name), None)
+    return ("--padded-vocab-size", str(size)) if size else ()
 
 
 def summary(ranks: Sequence[RealRank]) -> str:
