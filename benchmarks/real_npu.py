@@ -233,8 +233,8 @@ def main() -> None:
 
 
 def margin(ranks: Sequence[RealRank]) -> dict[str, float]:
-    """What the engine prints beside a verdict: how far max allocated was from the real one, on current jobs that ran."""
-    ran = [rank for rank in ranks if rank.current and rank.percent is not None]
+    """What the engine prints beside a verdict: how far max allocated was from the real one, on every job that ran, old baselines too."""
+    ran = [rank for rank in ranks if rank.percent is not None]
     percents = [rank.percent or 0.0 for rank in ran]
     return {
         "jobs": len({(rank.job, rank.branch) for rank in ran}),
