@@ -27,6 +27,9 @@ from mindspeed_dryrun.record.store import rank_folder
 
 # Megatron's own line (megatron/training/utils.py, report_memory): what upstream's CI reads on the real NPU, too.
 _LINE = re.compile(r"\(after 1 iterations\) memory \(MB\) \| allocated: ([\d.]+) \| max allocated: ([\d.]+)")
+# The size of a vocabulary is in the tokenizer, which is not here: what the public model's config.json says, by the job's name.
+# https://huggingface.co/meta-llama/Meta-Llama-3-8B/blob/main/config.json
+VOCABULARIES = {"llama3": 128256}
 ALLOCATED_MB, MAX_PERCENT, SHORT_PERCENT = 1.0, 1.0, -3.0  # the aims
 
 
@@ -114,7 +117,7 @@ def run_job(job: RealJob, stacks: Path, records: Path, execution: Execution) -> 
     branch, script = place
     out = records / job.key
     try:
-        spec = RunSpec(trainer="script")
+        spec = RunSpec(trainer="script", overrides=_vocabulary(job.name))
         report = dry_run_job(read_job(script, spec), out, spec, execution)
     except DryRunError as error:
         return [dataclasses.replace(rank, branch=branch, error=str(error)) for rank in job.ranks]
@@ -135,6 +138,11 @@ def run_job(job: RealJob, stacks: Path, records: Path, execution: Execution) -> 
     return result
 
 
+def _vocabulary(name: str) -> tuple[str, ...]:
+    size = next((size for model, size in VOCABULARIES.items() if model in name), None)
+    return ("--padded-vocab-size", str(size)) if size else ()
+
+
 def summary(ranks: Sequence[RealRank]) -> str:
     """How far the aims are met, for these ranks."""
     ran = [rank for rank in ranks if rank.allocated is not None]
@@ -151,8 +159,17 @@ def summary(ranks: Sequence[RealRank]) -> str:
     )
 
 
-def markdown(ranks: Iterable[RealRank], versions: str) -> str:
-    """Every row, the bad ones too."""
+WHY = "## Why they differ"
+
+
+def kept(file: Path) -> str:
+    """What people wrote at the end of the page, which no program can find out: it stays when the page is written again."""
+    text = file.read_text(encoding="utf-8") if file.is_file() else ""
+    return text[text.index(WHY) :] if WHY in text else ""
+
+
+def markdown(ranks: Iterable[RealRank], versions: str, why: str = "") -> str:
+    """Every row, the bad ones too, and what people wrote about them."""
     ordered = sorted(ranks, key=lambda rank: (not rank.current, rank.job, rank.branch, rank.rank))
     lines = [
         "# Dry runs on torch_npu against real NPUs",
@@ -178,7 +195,7 @@ def markdown(ranks: Iterable[RealRank], versions: str) -> str:
             head + f"| {rank.allocated:.1f} | {rank.difference:+.3f} | {rank.real_max:.1f} | {rank.maximum:.1f} | "
             f"{rank.maximum - rank.real_max:+.1f} ({rank.percent:+.2f} %) |"
         )
-    return "\n".join([*lines, ""])
+    return "\n".join([*lines, "", *([why.rstrip(), ""] if why else [])])
 
 
 def main() -> None:
@@ -208,16 +225,16 @@ def main() -> None:
         file.write_text(json.dumps(done, indent=1))
         for row in rows:
             print(row.job, row.branch, row.rank, row.difference, row.percent, row.error, flush=True)
-        args.markdown.write_text(markdown(_all(jobs, done), _versions()), encoding="utf-8")
+        args.markdown.write_text(markdown(_all(jobs, done), _versions(), kept(args.markdown)), encoding="utf-8")
     ranks = _all(jobs, done)
-    args.markdown.write_text(markdown(ranks, _versions()), encoding="utf-8")
+    args.markdown.write_text(markdown(ranks, _versions(), kept(args.markdown)), encoding="utf-8")
     if args.margin:
         args.margin.write_text(json.dumps(margin(ranks), indent=2) + "\n", encoding="utf-8")
 
 
 def margin(ranks: Sequence[RealRank]) -> dict[str, float]:
-    """What the engine prints beside a verdict: how far max allocated was from the real one, on current jobs that ran."""
-    ran = [rank for rank in ranks if rank.current and rank.percent is not None]
+    """What the engine prints beside a verdict: how far max allocated was from the real one, on every job that ran, old baselines too."""
+    ran = [rank for rank in ranks if rank.percent is not None]
     percents = [rank.percent or 0.0 for rank in ran]
     return {
         "jobs": len({(rank.job, rank.branch) for rank in ran}),

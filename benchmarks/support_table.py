@@ -3,6 +3,7 @@
     export MINDSPEED_CORE_MS_PATH=DIR                     # MindSpeed-LLM, MindSpeed and Megatron-LM of one release
     python benchmarks/support_table.py run --records RECORDS/26.1.0
     python benchmarks/support_table.py run --records RECORDS/26.1.0 --only 'qwen25/*' --ranks 0
+    python benchmarks/support_table.py run DIR/MindSpeed-LLM/examples/mcore --records RECORDS/torch     # with torch_npu
     python benchmarks/support_table.py page RECORDS/2.2.0 RECORDS/26.1.0 > docs/support.md
 
 `run` needs the packages that upstream imports (`mindspeed-dryrun doctor` names them). Each script has a record of its own;
@@ -126,12 +127,13 @@ class Table:
     versions: str
     ranks: str
     rows: tuple[Row, ...]
+    folder: str = EXAMPLES
 
     @classmethod
     def read(cls, folder: Path) -> Table:
         content = json.loads((folder / "rows.json").read_text(encoding="utf-8"))
         rows = tuple(Row(**row) for row in content["rows"])
-        return cls(content["release"], content["versions"], content["ranks"], rows)
+        return cls(content["release"], content["versions"], content["ranks"], rows, content.get("folder", EXAMPLES))
 
     def write(self, folder: Path) -> None:
         text = json.dumps(dataclasses.asdict(self), indent=1)
@@ -150,7 +152,7 @@ class Table:
 
 def page(tables: Sequence[Table]) -> str:
     """Releases side by side, then what differs between them, then why scripts do not run."""
-    lines = ["# Support: upstream's own scripts", "", *_INTRODUCTION, ""]
+    lines = ["# Support: upstream's own scripts", "", *(line.format(folder=tables[0].folder) for line in _INTRODUCTION), ""]
     lines += [f"- **{table.release}** ({table.versions}): {table.counts()}." for table in tables]
     lines += ["", "## Used peak of rank 0 in M, and seconds for all ranks that were run", ""]
     names = sorted({row.script for table in tables for row in table.rows})
@@ -166,7 +168,7 @@ def page(tables: Sequence[Table]) -> str:
 
 
 _INTRODUCTION = (
-    "The training scripts of `examples/mindspore`, unmodified, with the real MindSpeed-LLM, MindSpeed and Megatron-LM of each",
+    "The training scripts of `{folder}`, unmodified, with the real MindSpeed-LLM, MindSpeed and Megatron-LM of each",
     "release. Made by `benchmarks/support_table.py`; the seconds were measured on a busy machine with two cores. A figure with",
     "a star is of a script that fails on an NPU too, run with the flag that the tool names.",
 )
@@ -232,13 +234,20 @@ def run(args: argparse.Namespace) -> None:
         known = Table.read(args.records).by_script
     spec = RunSpec(trainer="script", ranks=args.ranks)
     execution = Execution(jobs=args.jobs, timeout_s=args.timeout)
-    versions = f"MindSpore {installed.version('mindspore')}"
+    versions = _versions()
+    named = str(folder.relative_to(root / "MindSpeed-LLM")) if folder.is_relative_to(root) else folder.name
     for script in training_scripts(folder, args.only):
         row = row_of(script, folder, spec, execution, args.records)
         known[row.script] = row
         print(f"{row.script}: {row.result} {row.ranks}", flush=True)
         rows = tuple(known[name] for name in sorted(known))
-        Table(release_of(root) or "unknown", versions, args.ranks, rows).write(args.records)
+        Table(release_of(root) or "unknown", versions, args.ranks, rows, named).write(args.records)
+
+
+def _versions() -> str:
+    """The engine that is installed here: a Python has MindSpore or torch_npu, hardly both."""
+    names = {"mindspore": "MindSpore", "torch_npu": "torch_npu"}
+    return " and ".join(f"{title} {version}" for name, title in names.items() if (version := installed.version(name)))
 
 
 def main() -> None:

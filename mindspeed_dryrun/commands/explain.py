@@ -1,8 +1,9 @@
 """Say what fills the memory at the peak, and what to change.
 
 DIR is a record made with `launch --explain`, a folder with MindSpore's memory_block.csv (of a real run, too), or such
-a file itself. The blocks alive at the peak are told apart: weights, gradients, optimizer states, activations by layer
-and by operator, communication, temporary, workspace. A trace_view.json of MindSpore's profiler beside it, or given
+a file itself. A rank on torch_npu writes one from torch_npu's own memory history, beside the memory_snapshot.pickle that
+PyTorch's memory_viz opens. The blocks alive at the peak are told apart: weights, gradients, optimizer states, activations
+by layer and by operator, communication, temporary, workspace. A trace_view.json of MindSpore's profiler beside it, or given
 itself, is shown as a table of operator times.
 
 `--try` dry-runs every proposed change and shows the measured figure beside the computed one. It runs what the record names,

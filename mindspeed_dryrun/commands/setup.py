@@ -13,11 +13,13 @@ and makes the stand-in by itself.
 from __future__ import annotations
 
 import argparse
+import contextlib
 from pathlib import Path
 
 from mindspeed_dryrun.engines import packages
-from mindspeed_dryrun.engines.mindspore.engine import choose_engine
-from mindspeed_dryrun.errors import UsageError
+from mindspeed_dryrun.engines.choice import NAMES, engine_for
+from mindspeed_dryrun.engines.protocol import Engine
+from mindspeed_dryrun.errors import DryRunError, UsageError
 from mindspeed_dryrun.launch import releases, stack
 from mindspeed_dryrun.launch.trainers import CORE_MS
 
@@ -39,9 +41,20 @@ def run(args: argparse.Namespace) -> int:
             releases.named(args.stack), args.into.absolute(), source=args.source, base_url=args.base_url
         )
         print(f"Stack {args.stack}: {folder}")
-    engine = choose_engine()
+    engine = _engine()
     print(f"Engine: {engine.title} on {'the ' if engine.cann == 'stand-in' else ''}{engine.cann} CANN")
-    print(f"Engine packages: {packages.install()}")
+    if engine.name == NAMES["mindspore"]:
+        print(f"Engine packages: {packages.install()}")
     if args.stack:
         print(f"Use it: export {CORE_MS}={folder}")
     return 0
+
+
+def _engine() -> Engine:
+    """MindSpore's; torch_npu's where only that is installed."""
+    try:
+        return engine_for("mindspore")
+    except DryRunError as error:
+        with contextlib.suppress(DryRunError):
+            return engine_for("torch")
+        raise error

@@ -158,7 +158,9 @@ _TABLE: tuple[Flag, ...] = (
         use-checkpoint-args@input use-mp-args-from-checkpoint-args@input load-checkpoint-loosely
         no-use-tokenizer-model-from-checkpoint-args no-shared-storage persistent-save-interval=
         non-persistent-save-interval=@output non-persistent-ckpt-type= non-persistent-global-ckpt-dir=@output
-        non-persistent-local-ckpt-dir=@output non-persistent-local-ckpt-algo="""),
+        non-persistent-local-ckpt-dir=@output non-persistent-local-ckpt-algo= enable-hf2mg-convert@input
+        enable-mg2hf-convert@output model-type-hf= mg-save-dir=@output hf-save-dir=@output hf-cfg-dir=@input
+        save-layer-by-layer"""),
     *_group(Handling.IGNORED, "logging", "logging, evaluation, profiling and process control", """
         log-interval= log-throughput moe-per-layer-logging log-params-norm log-num-zeros-in-grad log-progress@output
         log-timers-to-tensorboard log-memory-to-tensorboard log-world-size-to-tensorboard

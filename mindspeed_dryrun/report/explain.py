@@ -274,15 +274,15 @@ def _microbatch(block: Block) -> int | str:
 
 
 def _module(block: Block) -> str:
-    if re.search(r"FlashAttention|Softmax", block.node) or any(
+    if re.search(r"FlashAttention|Softmax|npu_fusion_attention", block.node) or any(
         "dot_product_attention" in frame.file for frame in block.stack.frames
     ):
         return "core attention"
-    if re.search(r"RmsNorm|LayerNorm", block.node):
+    if re.search(r"RmsNorm|LayerNorm|npu_rms_norm", block.node):
         return "norm"
     return (
         "activation function"
-        if re.match(r"(Fast)?(Swiglu|SwiGlu|SiLU|Silu|Gelu|GeLU|Relu|ReLU)", block.node)
+        if re.match(r"(Fast|npu_)?(swiglu|Swiglu|SwiGlu|SiLU|Silu|Gelu|GeLU|Relu|ReLU)", block.node)
         else "rest"
     )
 

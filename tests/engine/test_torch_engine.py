@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 
 from mindspeed_dryrun.doctor.trial import torch_trial
 from mindspeed_dryrun.rank.torch_npu import rank as torch_rank
+from mindspeed_dryrun.report.explain import explain, tracker_files
 
 pytestmark = [
     pytest.mark.engine,
@@ -38,6 +40,7 @@ dist.all_gather_object(everybody, dist.get_rank())
 assert everybody == [dist.get_rank()] * dist.get_world_size()
 values = torch.ones(8, device="npu")
 assert values[values > 0].shape == (8,)  # the largest that it can be
+torch.distributions.Uniform(values[0] * 0.5, values[0]).rsample((4,))  # bounds that read as zeros
 """
 COMPILED = """
 import torch, torch_npu
@@ -86,7 +89,7 @@ def launch(folder: Path, *options: str, program: str = PROGRAM, **environ: str) 
 
 
 def test_a_torchrun_script_from_nothing_to_a_report(tmp_path: Path) -> None:
-    done = launch(tmp_path, "--ranks", "5")
+    done = launch(tmp_path, "--ranks", "5", "--explain")
     report = json.loads((tmp_path / "record" / "report.json").read_text())
     assert report["ranks"][0]["status"] == "ok", done.stdout + done.stderr  # no verdict: the other ranks were not run
     assert (report["engine"]["name"], report["engine"]["cann"], report["job"]["back_end"]) == ("torch_npu", "stand-in", "torch")
@@ -98,6 +101,11 @@ def test_a_torchrun_script_from_nothing_to_a_report(tmp_path: Path) -> None:
     assert result["workspace"]["aclnnApplyAdamWV2"] == 16 << 20 and "aclnnNonzeroV2" in result["workspace_unknown"]
     assert [sorted(ranks) for ranks in result["groups"].values()] == [list(range(8))]
     assert any("EXPERIMENTAL" in note for note in report["notes"])
+    (tracked,) = tracker_files(tmp_path / "record").values()
+    explanation = explain(tracked, 5, report["ranks"][0]["used_peak_mb"])
+    assert explanation.difference_mb == 0 and explanation.when.startswith("in the")
+    with tracked.with_name("memory_snapshot.pickle").open("rb") as stream:
+        assert pickle.load(stream)["device_traces"]  # as torch_npu wrote it, for PyTorch's memory_viz
     assert any("aclnnMm" in line or "aclnnMatmul" in line for line in report["not_counted"])
 
 

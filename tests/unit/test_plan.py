@@ -59,6 +59,7 @@ def test_the_environment_of_a_rank_of_torchrun() -> None:
     assert place == {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4", "GROUP_RANK": "1"}
     assert env["LD_LIBRARY_PATH"].startswith("/cann/lib64") and "MS_SIMULATION_LEVEL" not in env and "RANK_TABLE_FILE" not in env
     assert json.loads(env["MINDSPEED_DRYRUN"])["engine"] == "torch_npu"
+    assert env["TORCH_HCCL_ASYNC_ERROR_HANDLING"] == "0"  # no thread that waits for Python while it holds HCCL's lock
     assert env["MINDSPEED_DRYRUN_SNAPSHOT"] == "memory_snapshot.pickle"
     assert plan_json(plan, Path("/out"))["engine"]["name"] == "torch_npu"
     names = {patch["name"] for patch in plan.patches}

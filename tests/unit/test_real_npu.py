@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from real_npu import RealRank, find_script, margin, markdown, read_jobs
+from real_npu import WHY, RealRank, find_script, kept, margin, markdown, read_jobs
 
 from mindspeed_dryrun.engines.torch_npu.margin import margin_sentence
 
@@ -34,6 +34,14 @@ def test_the_table_has_every_rank_and_the_margin_only_those_that_ran() -> None:
     assert "3 real ranks, 2 ran. Allocated within 1 MB on 1 of 2; max allocated within 1 % on 1 of 2; more than 3 % below on 1 of 2" in text
     assert "did not run" in text
     assert margin(ranks) == {"jobs": 1, "ranks": 2, "lowest_percent": -10.0, "highest_percent": -0.5, "within_1_percent": 1}
+
+
+def test_what_people_wrote_stays_when_the_page_is_written_again(tmp_path: Path) -> None:
+    page = tmp_path / "real_npu.md"
+    assert kept(page) == ""
+    page.write_text(markdown([rank(0)], "torch_npu X") + f"\n{WHY}\n\nThe embedding.\n")
+    again = markdown([rank(0, allocated=100.0, maximum=200.0)], "torch_npu X", kept(page))
+    assert again.endswith(f"\n\n{WHY}\n\nThe embedding.\n") and "| 0 | 100.0 | 100.0 |" in again
 
 
 def test_the_engine_says_the_margin_that_was_measured() -> None:

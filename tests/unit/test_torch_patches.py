@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from mindspeed_dryrun.errors import DryRunError
 from mindspeed_dryrun.launch import patch_catalogue
+from mindspeed_dryrun.rank.handlers import moe
 from mindspeed_dryrun.rank.handlers.tensor_methods import owner_of, replaced_method
 from mindspeed_dryrun.rank.torch_npu import atb
 
@@ -37,3 +40,19 @@ def test_a_method_of_a_c_class_is_replaced_in_the_class_above_it() -> None:
     with replaced_method(Parameter, "find", lambda method: lambda self, what: method(self, what) + 1):
         assert Parameter(b"ab").find(b"b") == Tensor(b"ab").find(b"b") == 2
     assert Tensor(b"ab").find(b"b") == 1 and "find" not in Tensor.__dict__
+
+
+def test_counts_of_tokens_are_put_wherever_a_dispatcher_keeps_the_same_ones() -> None:
+    class Dispatcher:
+        on_host: Any = (0, 0)
+        on_device: Any = on_host
+
+    dispatcher = Dispatcher()
+    moe._put(dispatcher, [4, 4], "on_host", "on_device")
+    assert (dispatcher.on_host, dispatcher.on_device) == ([4, 4], [4, 4])
+    other = Dispatcher()
+    other.on_device = [0]
+    moe._put(other, [4, 4], "on_host", "on_device")
+    assert (other.on_host, other.on_device) == ([4, 4], [0])  # a tensor of its own, which counts
+    moe._put(other, [4, 4], "missing", "none")
+    assert not hasattr(other, "missing")

@@ -28,7 +28,16 @@ _FIND = "import importlib.util as u; s = u.find_spec('torch_npu'); print(s.submo
 _UNSET = ("RANK_TABLE_FILE", "TORCHELASTIC_USE_AGENT_STORE", "ASCEND_CUSTOM_OPP_PATH", "ASCEND_LAUNCH_BLOCKING",
           "ASCEND_RT_VISIBLE_DEVICES", "ATB_HOME_PATH")  # fmt: skip
 # One thread for what is computed on the host, as torchrun sets it (run.py, config_from_args).
-_SETTINGS = {"OMP_NUM_THREADS": "1", "TASK_QUEUE_ENABLE": "0"}
+# HCCL's watchdog is a thread that asks CANN, here Python, with a lock held that the main thread waits for while it holds Python
+# (ProcessGroupHCCL.cpp: `Watchdog`, `getHcclCommName`): both would wait forever. There is nothing for it to watch.
+_SETTINGS = {
+    "OMP_NUM_THREADS": "1",
+    "TASK_QUEUE_ENABLE": "0",
+    "TORCH_HCCL_ASYNC_ERROR_HANDLING": "0",
+    "HCCL_ASYNC_ERROR_HANDLING": "0",  # its older name
+    "HCCL_DESYNC_DEBUG": "0",
+    "TORCH_HCCL_DESYNC_DEBUG": "0",  # would turn it on again
+}
 
 
 @dataclass(frozen=True)

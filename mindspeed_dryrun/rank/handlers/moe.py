@@ -192,10 +192,7 @@ def preprocess(original: Callable[..., Any]) -> Callable[..., Any]:
             if getattr(self, name, None) is not None:
                 setattr(self, name, numpy.array(value, dtype=object))
         by_source = numpy.tile(numpy.array(received, dtype=numpy.int64), (groups * tensor_parts, 1))
-        if getattr(self, "num_global_tokens_per_local_expert_cpu", None) is not None:
-            self.num_global_tokens_per_local_expert_cpu = by_source
-        elif getattr(self, "num_global_tokens_per_local_expert", None) is not None:
-            self.num_global_tokens_per_local_expert = by_source
+        _put(self, by_source, "num_global_tokens_per_local_expert_cpu", "num_global_tokens_per_local_expert")
         if getattr(self, "send_count_matrix", None) is not None:
             self.send_count_matrix = self.send_count_matrix_T = [sum(received)] * (groups * groups)
         chunks = numpy.arange(experts * tensor_parts)
@@ -208,6 +205,14 @@ def preprocess(original: Callable[..., Any]) -> Callable[..., Any]:
         return torch.tensor([count * groups * tensor_parts for count in received], dtype=torch.int64)
 
     return call
+
+
+def _put(dispatcher: Any, counts: Any, *names: str) -> None:
+    """In place of the first of these attributes that is set, and of the others where they are the same object."""
+    found = next((value for name in names if (value := getattr(dispatcher, name, None)) is not None), None)
+    for name in names:
+        if found is not None and getattr(dispatcher, name, None) is found:
+            setattr(dispatcher, name, counts)
 
 
 def _capped(dispatcher: Any, count: int, total: int) -> int:

@@ -12,7 +12,7 @@ from typing import Any
 from mindspeed_dryrun.errors import DryRunError
 from mindspeed_dryrun.rank import patcher
 from mindspeed_dryrun.rank.activation import ERROR_PREFIX, STAND_IN_LIBRARY
-from mindspeed_dryrun.rank.torch_npu import answers, slots
+from mindspeed_dryrun.rank.torch_npu import answers, history, slots
 
 _NOT_STARTED = "the trainer was not started, so that no NPU is touched. Start it through mindspeed-dryrun."
 # What a process of torch_npu loads of CANN; on the stand-in each is a link to one library.
@@ -33,6 +33,13 @@ def prepare() -> None:
     """Fills the stand-in's slots before torch_npu can call them, and looks at what was loaded once it is imported."""
     answers.install(str(Path(os.environ["ASCEND_HOME_PATH"], "lib64", STAND_IN_LIBRARY)))
     patcher.when_imported("torch_npu", _stop_unless_stand_in)
+    patcher.when_imported("torch_npu", history.start)
+    patcher.when_imported("torch.distributions.distribution", _accept_zeros)
+
+
+def _accept_zeros() -> None:
+    """Bounds of distributions lie on the device and read as zeros: they are not checked (the router of Phi-3.5-MoE makes one)."""
+    sys.modules["torch.distributions.distribution"].Distribution.set_default_validate_args(False)
 
 
 def memory() -> dict[str, Any]:
@@ -44,6 +51,7 @@ def memory() -> dict[str, Any]:
 
 def finish() -> dict[str, Any]:
     """The figures of the whole run, and the communicators that were made in it."""
+    history.write()
     return {
         "allocator": _figures(),
         "groups": _groups(),
