@@ -157,6 +157,8 @@ CASES = {
     ),
     "LoRA, recomputed": tuning(2, PP2 + LORA + FULL),
     "DPO": Case(2, DPO + PP2, "posttrain_gpt.py"),
+    "DPO, TP 2": Case(2, DPO + TP2 + " --sequence-parallel", "posttrain_gpt.py"),
+    "DPO, PP 4, recomputed": Case(4, DPO + " --pipeline-model-parallel-size 4" + FULL, "posttrain_gpt.py"),
 }  # fmt: skip
 
 
@@ -225,8 +227,8 @@ def main() -> None:
             found = rows(name, *(run(name, trainer, options.out) for trainer in ("embedded", "script")))
             print("\n".join(found), flush=True)
             lines += found
-    if options.markdown:
-        options.markdown.write_text(HEADER + "\n".join(lines) + "\n", encoding="utf-8")
+            if options.markdown:  # after each case, so that a run that is stopped leaves a table
+                options.markdown.write_text(HEADER + "\n".join(lines) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
