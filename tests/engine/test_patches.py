@@ -390,3 +390,49 @@ def _listed_tensors(done: subprocess.CompletedProcess[str]) -> Any:
     lines = [line for line in done.stdout.splitlines() if line.startswith("TENSORS ")]
     assert lines, done.stderr
     return json.loads(lines[0].removeprefix("TENSORS "))
+
+
+COUNTS = """
+import json
+from types import SimpleNamespace
+import mindspore
+mindspore.set_device("CPU")
+from mindspeed_dryrun.rank.trainer import compatibility
+compatibility.before_import()
+import torch
+compatibility.after_import()
+from megatron.core.transformer.moe import token_dispatcher
+from mindspeed_dryrun.rank.handlers import moe
+
+# Both ranks of the expert group route alike.
+token_dispatcher.gather_from_sequence_parallel_region = lambda counts, group: torch.cat((counts, counts))
+own = token_dispatcher.MoEAlltoAllTokenDispatcher.preprocess
+NAMES = ("num_out_tokens", "input_splits", "output_splits", "output_splits_tp", "num_global_tokens_per_local_expert")
+
+def counts(preprocess, routing):
+    dispatcher = SimpleNamespace(
+        config=SimpleNamespace(moe_router_topk=2, moe_expert_capacity_factor=None, moe_permute_fusion=False), drop_and_pad=False,
+        num_experts=4, num_local_experts=2, local_expert_indices=[0, 1], ep_size=2, tp_size=1, tp_rank=0, tp_ep_group=None,
+        _maybe_update_cuda_sync_point=lambda point: None, cuda_sync_point_priority={"no_sync": 0}, cuda_dtoh_point="no_sync",
+        cuda_sync_point="no_sync",
+    )
+    found = {"result": preprocess(dispatcher, torch.tensor(routing))}
+    found |= {name: getattr(dispatcher, name) for name in NAMES}
+    return {name: value.tolist() if hasattr(value, "tolist") else value for name, value in found.items()}
+
+even = counts(own, [[expert in (token % 4, (token + 1) % 4) for expert in range(4)] for token in range(8)])
+zeros = counts(moe.preprocess(own), [[False] * 4] * 8)
+print("TENSORS", json.dumps([even, zeros]))
+"""
+
+
+def test_counts_of_tokens_are_those_of_an_even_routing(packages: list[str], tmp_path: Path) -> None:
+    """Megatron's own preparation of the all-to-all with values, and the handler's after it read zeros."""
+    (tmp_path / "program.py").write_text(COUNTS)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*packages, str(ROOT)])}
+    command = [sys.executable, str(tmp_path / "program.py")]
+    even, zeros = _listed_tensors(
+        subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=300)
+    )
+    assert zeros == even
+    assert even["input_splits"] == even["output_splits"] == [8, 8]
