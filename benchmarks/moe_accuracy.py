@@ -157,6 +157,8 @@ CASES = {
     ),
     "LoRA, recomputed": tuning(2, PP2 + LORA + FULL),
     "DPO": Case(2, DPO + PP2, "posttrain_gpt.py"),
+    "DPO, TP 2": Case(2, DPO + TP2 + " --sequence-parallel", "posttrain_gpt.py"),
+    "DPO, PP 4, recomputed": Case(4, DPO + " --pipeline-model-parallel-size 4" + FULL, "posttrain_gpt.py"),
 }  # fmt: skip
 
 
@@ -205,12 +207,22 @@ def rows(name: str, ours: Report | str, theirs: Report | str) -> list[str]:
 
 HEADER = """# Mixtures of experts, latent attention and fine-tuning: how exact the embedded trainer is
 
-Made by `benchmarks/moe_accuracy.py --markdown docs/moe_accuracy.md`. Used peak in MB of every rank class, with an even load of
-experts: the embedded trainer, MindSpeed-LLM 2.2.0 itself (its own trainer in a dry run), and the difference.
+Made by `benchmarks/moe_accuracy.py{only} --markdown docs/moe_accuracy.md` with MindSpeed-LLM {release}. Used peak in MB of every
+rank class, with an even load of experts: the embedded trainer, MindSpeed-LLM itself (its own trainer in a dry run), and the
+difference. {summary}
 
 | case | ranks | rank | embedded | MindSpeed-LLM | difference |
 |---|---|---|---|---|---|
 """
+
+
+def page(lines: list[str], only: str, release: str) -> str:
+    """The table as a page, with how much of it is equal."""
+    equal = sum(line.endswith("| equal |") for line in lines)
+    cases = len({line.split(" | ")[0] for line in lines})
+    summary = f"{equal} of {len(lines)} rank classes in {cases} cases are equal."
+    option = f' --only "{only}"' if only else ""
+    return HEADER.format(only=option, release=release, summary=summary) + "\n".join(lines) + "\n"
 
 
 def main() -> None:
@@ -218,6 +230,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="parts of case names, with commas between them")
     parser.add_argument("--out", type=Path, required=True, help="folder for the records")
     parser.add_argument("--markdown", type=Path, help="file to write the table to")
+    parser.add_argument("--release", default="2.2.0", help="of MindSpeed-LLM, for the page's text")
     options = parser.parse_args()
     lines: list[str] = []
     for name in CASES:
@@ -225,8 +238,8 @@ def main() -> None:
             found = rows(name, *(run(name, trainer, options.out) for trainer in ("embedded", "script")))
             print("\n".join(found), flush=True)
             lines += found
-    if options.markdown:
-        options.markdown.write_text(HEADER + "\n".join(lines) + "\n", encoding="utf-8")
+            if options.markdown:  # after each case, so that a run that is stopped leaves a table
+                options.markdown.write_text(page(lines, options.only, options.release), encoding="utf-8")
 
 
 if __name__ == "__main__":

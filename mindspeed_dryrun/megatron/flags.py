@@ -150,7 +150,8 @@ _TABLE: tuple[Flag, ...] = (
         no-data-sharding s3-cache-path= iterations-to-skip=*@length enable-share-memory return-document-ids
         train-samples=@length rampup-batch-size=*@length decrease-batch-size-if-needed"""),
     *_group(Handling.IGNORED, "checkpoint", "checkpoints: a dry run loads and saves nothing", """
-        load=@input lora-load=@input lora-ckpt-filter save-lora-to-hf save=@output save-interval= no-load-optim
+        load=@input lora-load=@input ref-model=@input refer-model-iter= lora-ckpt-filter save-lora-to-hf
+        save=@output save-interval= no-load-optim
         no-load-rng no-save-optim no-save-rng finetune pretrained-checkpoint=@input ckpt-step=@input ckpt-format=
         dist-ckpt-format= dist-ckpt-strictness= use-dist-ckpt async-save@output use-persistent-ckpt-worker
         auto-detect-ckpt-format@input ckpt-fully-parallel-save ckpt-fully-parallel-load no-ckpt-fully-parallel-save
@@ -209,8 +210,7 @@ _TABLE: tuple[Flag, ...] = (
         lora-modules-to-save=* qlora qlora-nf4 qlora-save-dequantize lu-lora-final-layer-index= lu-lora-lr=
         lu-lora-lr-ratio="""),
     *_group(Handling.REFUSED, "fine-tuning", "post-training that is not modelled: run it with the script's own trainer", """
-        is-pairwise-dataset neat-pack dpo-loss-type= dpo-beta= dpo-label-smoothing= simpo-loss-type= simpo-beta=
-        simpo-label-smoothing= pref-ftx= ref-model= refer-model-iter= reward-model= reward-tokens=* placeholder-token=
+        neat-pack simpo-loss-type= simpo-beta= simpo-label-smoothing= reward-model= reward-tokens=* placeholder-token=
         gamma-beta-ratio= orm max-prompt-length= rollout-batch-size= n-samples-per-prompt= ppo-mini-batch-size=
         ppo-epochs= kl-coef= clip-ratio= entropy-coeff= critic-mini-batch-size= critic-update-epochs=
         num-gpus-for-train= num-gpus-for-infer="""),

@@ -231,11 +231,23 @@ class TuningFlags:
     """fine-tuning: samples with a mask of [sequence, sequence] each"""
 
     about: ClassVar[str] = "fine-tuning"
-    stage: str | None = only("sft", default=None)
+    stage: str | None = only("sft", "dpo", default=None)
     is_instruction_dataset: bool = False
     variable_seq_lengths: bool = False
     no_pad_to_seq_lengths: bool = False
     padded_samples: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreferenceFlags:
+    """DPO: a second, frozen model beside the trained one, and four times the rows in a microbatch"""
+
+    about: ClassVar[str] = "fine-tuning"
+    is_pairwise_dataset: bool = False
+    dpo_loss_type: str = only("sigmoid", "hinge", "ipo", default="sigmoid")
+    dpo_beta: float = 0.1
+    dpo_label_smoothing: float = 0.0
+    pref_ftx: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -295,7 +307,7 @@ class StateFlags:
 
 GROUPS: tuple[type[Any], ...] = (
     ModelFlags, LayerFlags, RotaryFlags, BatchFlags, LayoutFlags, FusedLinearFlags, ContextFlags, ExpertFlags, RouterFlags,
-    LatentFlags, TuningFlags, LoraFlags, RecomputeFlags,
+    LatentFlags, TuningFlags, PreferenceFlags, LoraFlags, RecomputeFlags,
     StateFlags,
 )  # fmt: skip
 
@@ -303,7 +315,7 @@ GROUPS: tuple[type[Any], ...] = (
 @dataclass(frozen=True, kw_only=True)
 class TrainerFlags(
     ModelFlags, LayerFlags, RotaryFlags, BatchFlags, LayoutFlags, FusedLinearFlags, ContextFlags, ExpertFlags, RouterFlags,
-    LatentFlags, TuningFlags, LoraFlags, RecomputeFlags,
+    LatentFlags, TuningFlags, PreferenceFlags, LoraFlags, RecomputeFlags,
     StateFlags,
 ):  # fmt: skip
     """Every modelled flag of one job."""

@@ -179,6 +179,7 @@ def _refuse_unmodelled(given: TrainerFlags) -> None:
         )
     _refuse_latent_attention(given)
     _refuse_adapters(given)
+    _refuse_preference(given)
     fused = given.coc_fused_kernel and given.sequence_parallel and given.tensor_model_parallel_size > 1
     if given.use_ascend_coc and not fused:
         raise UsageError("--use-ascend-coc is modelled with --coc-fused-kernel, --sequence-parallel and tensor parallelism only.")
@@ -201,6 +202,22 @@ def _refuse_plain_attention(given: TrainerFlags) -> None:
             "Without --use-flash-attn, multi-latent attention, --reset-position-ids and fine-tuning are not modelled: "
             "add --use-flash-attn."
         )
+
+
+def _refuse_preference(given: TrainerFlags) -> None:
+    if (given.stage == "dpo") != given.is_pairwise_dataset:
+        raise UsageError("--stage dpo and --is-pairwise-dataset are modelled together only.")
+    if given.stage != "dpo":
+        return
+    for unmodelled, name in (
+        (given.lora_target_modules, "LoRA"),
+        (given.num_experts, "experts"),
+        (given.multi_latent_attention, "multi-latent attention"),
+        (given.context_parallel_size > 1, "context parallelism"),
+        (given.reset_position_ids, "--reset-position-ids"),
+    ):
+        if unmodelled:
+            raise UsageError(f"DPO with {name} is not modelled: run it with the script's own trainer.")
 
 
 def _refuse_adapters(given: TrainerFlags) -> None:

@@ -328,3 +328,111 @@ def test_a_level_that_asks_the_device_may_say_no(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("MS_SIMULATION_LEVEL", "1")
     with pytest.raises(DryRunError, match=r"does not simulate.*no NPU is touched"):
         mindspore_rank.check_engine()
+
+
+TENSORS = """
+import json, sys
+sys.argv[1:] = ["--moe-router-topk", "2", "--num-experts", "4"]
+simulated = "MINDSPEED_DRYRUN" in __import__("os").environ
+if not simulated:
+    import mindspore
+    mindspore.set_device("CPU")
+from mindspeed_dryrun.rank.trainer import compatibility
+compatibility.before_import()
+import torch
+compatibility.after_import()
+from megatron.core.transformer.moe import moe_utils
+
+# In place, so it allocates nothing; MindSpore's CPU device does not have it.
+torch.Tensor.scatter_add_ = lambda self, *_: self
+listed, last = [], {}
+
+def note(frame, event, _):
+    for name, value in frame.f_locals.items():
+        key = frame.f_code.co_name, name
+        if isinstance(value, torch.Tensor) and last.get(key) is not value:
+            last[key] = value
+            listed.append([*key, list(value.shape), str(value.dtype)])
+    return note
+
+def enter(frame, event, argument):
+    return note if frame.f_code.co_filename == moe_utils.__file__ else None
+
+tokens, experts, hidden = 8, 4, 16
+# Two experts for each token and four tokens for each expert; a dry run reads zeros.
+even = [[not simulated and expert in (token % 4, (token + 1) % 4) for expert in range(experts)] for token in range(tokens)]
+chosen = torch.tensor(even)
+x = torch.ones(tokens, hidden).requires_grad_(True)
+probs = torch.ones(tokens, experts).requires_grad_(True)
+sys.settrace(enter)
+moved, moved_probs, indices = moe_utils.permute(x, chosen, probs=probs, num_out_tokens=16)
+moe_utils.unpermute(moved, indices, torch.Size([tokens, hidden]), probs=probs, routing_map=chosen)
+moe_utils.permute(x, chosen[:, 2:].contiguous())
+sys.settrace(None)
+moved_probs.sum().backward()
+listed.append(["backward", "probs", list(probs.grad.shape), str(probs.grad.dtype)])
+print("TENSORS", json.dumps(listed))
+"""
+
+
+def test_permutation_makes_the_tensors_that_an_even_routing_makes(rank: Rank) -> None:
+    """Megatron's own functions: with values on MindSpore's CPU device, and with the handlers and zeros in a simulated rank."""
+    simulated = rank.run(TENSORS, [PATCHES["megatron-moe-permute"], PATCHES["megatron-moe-unpermute"]])
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*rank.packages, str(ROOT)])}
+    command = [sys.executable, str(rank.folder / "program.py")]
+    real = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=300)
+    expected, found = (_listed_tensors(done) for done in (real, simulated))
+    assert found == expected
+    assert ["permute", "permuted_input", [16, 16], "Float32"] in expected
+
+
+def _listed_tensors(done: subprocess.CompletedProcess[str]) -> Any:
+    lines = [line for line in done.stdout.splitlines() if line.startswith("TENSORS ")]
+    assert lines, done.stderr
+    return json.loads(lines[0].removeprefix("TENSORS "))
+
+
+COUNTS = """
+import json
+from types import SimpleNamespace
+import mindspore
+mindspore.set_device("CPU")
+from mindspeed_dryrun.rank.trainer import compatibility
+compatibility.before_import()
+import torch
+compatibility.after_import()
+from megatron.core.transformer.moe import token_dispatcher
+from mindspeed_dryrun.rank.handlers import moe
+
+# Both ranks of the expert group route alike.
+token_dispatcher.gather_from_sequence_parallel_region = lambda counts, group: torch.cat((counts, counts))
+own = token_dispatcher.MoEAlltoAllTokenDispatcher.preprocess
+NAMES = ("num_out_tokens", "input_splits", "output_splits", "output_splits_tp", "num_global_tokens_per_local_expert")
+
+def counts(preprocess, routing):
+    dispatcher = SimpleNamespace(
+        config=SimpleNamespace(moe_router_topk=2, moe_expert_capacity_factor=None, moe_permute_fusion=False), drop_and_pad=False,
+        num_experts=4, num_local_experts=2, local_expert_indices=[0, 1], ep_size=2, tp_size=1, tp_rank=0, tp_ep_group=None,
+        _maybe_update_cuda_sync_point=lambda point: None, cuda_sync_point_priority={"no_sync": 0}, cuda_dtoh_point="no_sync",
+        cuda_sync_point="no_sync",
+    )
+    found = {"result": preprocess(dispatcher, torch.tensor(routing))}
+    found |= {name: getattr(dispatcher, name) for name in NAMES}
+    return {name: value.tolist() if hasattr(value, "tolist") else value for name, value in found.items()}
+
+even = counts(own, [[expert in (token % 4, (token + 1) % 4) for expert in range(4)] for token in range(8)])
+zeros = counts(moe.preprocess(own), [[False] * 4] * 8)
+print("TENSORS", json.dumps([even, zeros]))
+"""
+
+
+def test_counts_of_tokens_are_those_of_an_even_routing(packages: list[str], tmp_path: Path) -> None:
+    """Megatron's own preparation of the all-to-all with values, and the handler's after it read zeros."""
+    (tmp_path / "program.py").write_text(COUNTS)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*packages, str(ROOT)])}
+    command = [sys.executable, str(tmp_path / "program.py")]
+    even, zeros = _listed_tensors(
+        subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=300)
+    )
+    assert zeros == even
+    assert even["input_splits"] == even["output_splits"] == [8, 8]

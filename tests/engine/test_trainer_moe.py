@@ -148,6 +148,21 @@ def test_adapters(tmp_path: Path, more: str, used_peak_mb: int) -> None:
     assert used_peak(tmp_path, f"{TUNE} {LORA} {more}", 2, base=DENSE) == used_peak_mb
 
 
+DPO = "--stage dpo --is-instruction-dataset --is-pairwise-dataset --finetune --variable-seq-lengths --dpo-loss-type sigmoid"
+
+
+@pytest.mark.parametrize(
+    ("more", "rank", "used_peak_mb"),
+    [
+        pytest.param("--pipeline-model-parallel-size 2", 0, 1639, id="first stage"),
+        pytest.param("--pipeline-model-parallel-size 2", 1, 3357, id="last stage"),
+        pytest.param("--tensor-model-parallel-size 2 --sequence-parallel", 0, 3085, id="TP 2"),
+    ],
+)
+def test_preference_optimization(tmp_path: Path, more: str, rank: int, used_peak_mb: int) -> None:
+    assert used_peak(tmp_path, f"{DPO} {more}", 2, rank, base=DENSE) == used_peak_mb
+
+
 def test_qwen3_30b_a3b_from_the_example(tmp_path: Path) -> None:
     """16 cards, EP 4, PP 4: every class of ranks."""
     spec = RunSpec(trainer="embedded")

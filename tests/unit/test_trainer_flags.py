@@ -150,6 +150,19 @@ def test_adapters_are_those_of_the_layers_named() -> None:
         read(*targets, "--num-experts", "8", "--sequence-parallel")
 
 
+def test_preference_optimization_is_refused_where_it_is_not_modelled() -> None:
+    pairs = ("--stage", "dpo", "--is-pairwise-dataset")
+    assert read(*pairs).stage == "dpo"
+    for more, complaint in (
+        ("--lora-target-modules linear_qkv", "DPO with LoRA"),
+        ("--reset-position-ids", "DPO with --reset-position-ids"),
+    ):
+        with pytest.raises(UsageError, match=complaint):
+            read(*pairs, *more.split())
+    with pytest.raises(UsageError, match="--is-pairwise-dataset"):
+        read("--stage", "dpo")
+
+
 def test_a_vocabulary_left_to_the_tokenizer_is_asked_for() -> None:
     args = [word for word in QWEN if word not in ("--padded-vocab-size", "152064")]
     with pytest.raises(UsageError, match="--vocab-size"):

@@ -22,7 +22,8 @@ def main(args: list[str]) -> None:
     parallel.initialize(settings)
     progress.phase("building")
     chunks = model.build(settings)
-    loop.train(settings, chunks, optimizer.build(settings, chunks, model.params_dtype(settings)))
+    states = optimizer.build(settings, chunks, model.params_dtype(settings))
+    loop.train(settings, chunks, states, model.build_frozen(settings) if settings.stage == "dpo" else None)
     progress.phase("finished")
 
 

@@ -13,7 +13,7 @@ from megatron.core.utils import get_model_config
 
 from mindspeed_dryrun.megatron.settings import Settings
 from mindspeed_dryrun.rank import progress
-from mindspeed_dryrun.rank.trainer import context_parallel, tuning
+from mindspeed_dryrun.rank.trainer import context_parallel, preference, tuning
 
 
 class MockData:
@@ -64,7 +64,24 @@ def loss(settings: Settings, loss_mask: Any, output: Any) -> tuple[Any, Any, dic
     return sums[0].clone(), count, {"lm loss": (reported[0], reported[1])}
 
 
-def train(settings: Settings, chunks: list[Any], optimizer: Any) -> None:
+def forward_step_of(settings: Settings, pair: preference.Pair | None) -> Any:
+    """One microbatch through the model, or through the pair of them, and the function that takes the loss of it."""
+    loss_of = tuning.loss if settings.stage else loss
+
+    def forward_step(iterator: Any, model: Any) -> tuple[Any, Any]:
+        data = next(iterator)
+        if pair is not None:
+            output = pair(data["tokens"], data["position_ids"], data["attention_mask"])
+            return output, functools.partial(preference.loss, settings, data["labels"])
+        output = model(
+            data["tokens"], data["position_ids"], data.get("attention_mask"), labels=data["labels"], loss_mask=data["loss_mask"]
+        )
+        return output, functools.partial(loss_of, settings, data["loss_mask"])
+
+    return forward_step
+
+
+def train(settings: Settings, chunks: list[Any], optimizer: Any, frozen: list[Any] | None = None) -> None:
     """`--train-iters` iterations: forward and backward by megatron-core's schedule, then an optimizer step."""
     config = get_model_config(chunks[0])
     config.grad_scale_func = optimizer.scale_loss if settings.fp16 else None
@@ -83,15 +100,7 @@ def train(settings: Settings, chunks: list[Any], optimizer: Any) -> None:
         chunk.train()
 
     mock = tuning.TuningData(settings) if settings.stage else MockData(settings)
-    loss_of = tuning.loss if settings.stage else loss
-
-    def forward_step(iterator: Any, model: Any) -> tuple[Any, Any]:
-        data = next(iterator)
-        output = model(
-            data["tokens"], data["position_ids"], data.get("attention_mask"), labels=data["labels"], loss_mask=data["loss_mask"]
-        )
-        return output, functools.partial(loss_of, settings, data["loss_mask"])
-
+    forward_step = forward_step_of(settings, preference.Pair(chunks, frozen) if frozen else None)
     total = settings.train_iters or 1
     for iteration in range(total):
         for chunk in chunks:
@@ -103,7 +112,7 @@ def train(settings: Settings, chunks: list[Any], optimizer: Any) -> None:
             model=chunks,
             num_microbatches=settings.batch.microbatches,
             seq_length=settings.seq_length,
-            micro_batch_size=settings.micro_batch_size,
+            micro_batch_size=settings.micro_batch_size * (4 if frozen else 1),  # what stages send each other
             decoder_seq_length=settings.seq_length,
             forward_only=False,
         )

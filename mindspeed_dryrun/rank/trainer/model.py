@@ -155,6 +155,8 @@ class Model(GPTModel):  # type: ignore[misc]
             logits = logits / settings.output_logit_softcapping
             logits = torch.tanh(logits)
             logits = logits * settings.output_logit_softcapping
+        if labels is None:
+            return logits.transpose(0, 1).contiguous()
         if settings.is_instruction_dataset:
             labels = labels[:, 1:].contiguous()
             logits = logits[:-1, :, :].contiguous()
@@ -206,6 +208,20 @@ def attention_spec(settings: Settings, norm: ModuleSpec) -> ModuleSpec:
 def build(settings: Settings) -> list[Any]:
     """The chunks of this rank: on the device, in half precision, with their gradient buffers."""
     config = transformer_config(settings)
+    chunks = _chunks(settings, config)
+    if settings.reuse_fp32_param:
+        reuse.pad_to_even()
+    buffers = _buffer_config(settings, sum(parameter.nelement() for model in chunks for parameter in model.parameters()))
+    wrap = functools.partial(DistributedDataParallel, config=config, ddp_config=buffers)
+    return [wrap(module=model, disable_bucketing=index > 0) for index, model in enumerate(chunks)]
+
+
+def build_frozen(settings: Settings) -> list[Any]:
+    """The chunks of a model that is not trained: weights, and nothing for a gradient."""
+    return [model.eval() for model in _chunks(settings, transformer_config(settings))]
+
+
+def _chunks(settings: Settings, config: TransformerConfig) -> list[Any]:
     stage = parallel_state.get_pipeline_model_parallel_rank()
     chunks = []
     for chunk in range(settings.virtual_stages) if settings.virtual_stages else [None]:
@@ -229,13 +245,7 @@ def build(settings: Settings) -> list[Any]:
         set_defaults_if_not_set_tensor_model_parallel_attributes(parameter)
     for model in chunks:
         model.cuda(torch.cuda.current_device())
-    if settings.fp16 or settings.bf16:
-        chunks = [Float16Module(config, model) for model in chunks]
-    if settings.reuse_fp32_param:
-        reuse.pad_to_even()
-    buffers = _buffer_config(settings, sum(parameter.nelement() for parameter in parameters))
-    wrap = functools.partial(DistributedDataParallel, config=config, ddp_config=buffers)
-    return [wrap(module=model, disable_bucketing=index > 0) for index, model in enumerate(chunks)]
+    return [Float16Module(config, model) for model in chunks] if settings.fp16 or settings.bf16 else chunks
 
 
 def _buffer_config(settings: Settings, num_parameters: int) -> DistributedDataParallelConfig:

@@ -23,6 +23,9 @@ class TuningData:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.part = context_parallel.sequence_slicer(settings)
+        self.pairs = settings.stage == "dpo"
+        # Chosen and rejected answers, for two models each.
+        self.shape = (settings.micro_batch_size * (4 if self.pairs else 1), settings.seq_length)
 
     def __next__(self) -> dict[str, Any]:
         settings = self.settings
@@ -30,26 +33,32 @@ class TuningData:
         data: dict[str, Any] = dict.fromkeys(("tokens", "labels", "loss_mask", "position_ids", "attention_mask"))
         if not ends and settings.any_length and settings.pipeline_model_parallel_size > 2:
             data["tokens"], rows = (self._zeros() for _ in range(2))
-            data["attention_mask"] = attention_mask(rows)
+            data["attention_mask"] = self._mask(rows)
             return data
         names = ["input_ids", "attention_mask", "labels"] + ["position_ids"] * settings.reset_position_ids
         batch = self._broadcast(names)
         if not settings.reset_position_ids:
-            data["attention_mask"] = attention_mask(batch["attention_mask"])
+            data["attention_mask"] = self._mask(batch["attention_mask"])
         if ends:
             data["tokens"], data["labels"] = batch["input_ids"], batch["labels"]
-            data["loss_mask"] = torch.where(batch["labels"] == IGNORED, 0, 1)
+            data["loss_mask"] = None if self.pairs else torch.where(batch["labels"] == IGNORED, 0, 1)
             data["position_ids"] = batch.get("position_ids")
         return {name: self._own_part(name, value) for name, value in data.items()}
 
+    def _mask(self, rows: Any) -> Any:
+        """Of all samples; of pairs, the trained model's half is made and copied for the frozen one."""
+        if not self.pairs:
+            return attention_mask(rows)
+        half = attention_mask(rows[: self.shape[0] // 2])
+        return torch.cat((half, half), dim=0)
+
     def _zeros(self) -> Any:
-        shape = (self.settings.micro_batch_size, self.settings.seq_length)
-        return torch.zeros(shape, dtype=torch.int64, device="npu")
+        return torch.zeros(self.shape, dtype=torch.int64, device="npu")
 
     def _broadcast(self, names: list[str]) -> dict[str, Any]:
         """What a tensor group sends itself: one tensor, and its parts as views (Megatron's `broadcast_data`)."""
         together = torch.cat([self._zeros().view(-1) for _ in names], dim=0)
-        shape = (self.settings.micro_batch_size, self.settings.seq_length)
+        shape = self.shape
         length = shape[0] * shape[1]
         return {name: together.narrow(0, index * length, length).view(shape) for index, name in enumerate(names)}
 
