@@ -71,8 +71,13 @@ def accepted(words: list[str]) -> bool:
     parser = argparse.ArgumentParser(exit_on_error=False)
     importlib.import_module(f"mindspeed_dryrun.commands.{verb}").add_arguments(parser)
     rest = rest[: rest.index("--")] if "--" in rest else rest
+    # `launch --explain` in a sentence names an option; the words that it leaves out are filled in.
+    return any(parses(parser, [*rest, *more]) for more in ([], ["X"], ["X", "X"]))
+
+
+def parses(parser: argparse.ArgumentParser, words: list[str]) -> bool:
     try:
-        parser.parse_args(rest)
+        parser.parse_args(words)
     except (argparse.ArgumentError, SystemExit):
         return False
     return True
