@@ -106,3 +106,9 @@ def test_the_readers_of_command_lines_see_them() -> None:
 @pytest.mark.parametrize("page", PAGES, ids=ids)
 def test_no_page_takes_what_the_simulation_believes_for_a_budget(page: Path) -> None:
     assert not re.search(r"budget\s+of 61430M|61430M budget", page.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=ids)
+def test_no_page_has_a_figure_that_was_never_filled_in(page: Path) -> None:
+    prose = re.sub(r"`[^`\n]*`", "", FENCE.sub("", page.read_text(encoding="utf-8")))
+    assert re.findall(r"\|\s*([A-Z]+(?:_[A-Z]+)+|TODO|TBD)\s*\|", prose) == []
