@@ -17,8 +17,9 @@ __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
-    if name not in ("compare", "dry_run"):
+    if name not in ("compare", "dry_run", "search"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from mindspeed_dryrun import api
+    from importlib import import_module
 
-    return getattr(api, name)
+    module = import_module(f"{__name__}.{'search' if name == 'search' else 'api'}")
+    return module if name == "search" else getattr(module, name)

@@ -32,7 +32,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 class Section:
-    """One mapping of a user's file. Every reader names the key it wants; `done` refuses the keys that nobody wanted."""
+    """One mapping of a user's file. Every reader names its key; `done` refuses the keys that nobody asked for."""
 
     def __init__(self, data: Any, where: str, known: Iterable[str]):
         if not isinstance(data, Mapping):

@@ -36,13 +36,17 @@ def render(
         result = (tried or {}).get(lever.name)
         if isinstance(result, str):
             lines.append(f"  could not be tried: {view.clean(result)}")
-        elif result is not None and view.headline(result).word == "FAILED":
+        elif result is not None and _broken(result):
             lines += [f"  {problem}" for problem in view.errors(view.rows(result), most=1)]
     return "\n".join(lines) + "\n"
 
 
 def _measured(result: Report | str | None, stage: int | None) -> list[str]:
-    if not isinstance(result, Report) or view.headline(result).word == "FAILED" or result.used_peak_mb is None:
+    if not isinstance(result, Report) or _broken(result) or result.used_peak_mb is None:
         return ["–", "failed"]
     same = [rank.used_peak_mb for rank in result.ranks if rank.stage == stage and rank.used_peak_mb is not None]
     return [view.mb(max(same, default=None)), f"{view.mb(result.used_peak_mb)} ({result.worst_rank})"]
+
+
+def _broken(report: Report) -> bool:
+    return any(rank.status.broken for rank in report.ranks)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from mindspeed_dryrun import __version__
 from mindspeed_dryrun.errors import DryRunError, Interrupted, UsageError, did_you_mean, received
+from mindspeed_dryrun.language import LANGUAGES, set_language
 from mindspeed_dryrun.terminal import plain, protect_streams
 
 # verb → one line of help. Each module has `add_arguments(parser)` and `run(args) -> exit status`, and its docstring
@@ -64,6 +65,7 @@ def _run_verb(words: list[str]) -> int:
                 verb, help=summary, description=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
             )
             module.add_arguments(sub)
+            sub.add_argument("--lang", choices=LANGUAGES, help="language of the report (default: the locale's)")
             sub.set_defaults(run=module.run)
             options = [name for action in sub._actions for name in action.option_strings]
         else:
@@ -71,6 +73,7 @@ def _run_verb(words: list[str]) -> int:
     args, unknown = parser.parse_known_args(words, argparse.Namespace(after_dashes=after_dashes))
     if unknown:
         raise UsageError(_unknown(wanted or "", unknown[0].partition("=")[0], options))
+    set_language(args.lang)
     return int(args.run(args))
 
 

@@ -1,4 +1,4 @@
-"""Says what is installed, what will be used, what is wrong and the command that mends it; ends with a trial of the engine.
+"""Says what is installed, what will be used, what is wrong and the command that fixes it; ends with a trial of the engine.
 
 Exit status 0 if dry runs work here, 1 if something is wrong.
 """
@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps({"ok": not wrong, "checks": [dataclasses.asdict(check) for check in checks]}, indent=2))
     else:
-        print("\nDry runs work here." if not wrong else f"\n{len(wrong)} thing(s) to mend before dry runs work here.")
+        print("\nDry runs work here." if not wrong else f"\n{len(wrong)} thing(s) to fix before dry runs work here.")
     return 1 if wrong else 0
 
 
@@ -49,5 +49,5 @@ def _all() -> Iterator[Check]:
 
 def _print(check: Check) -> None:
     print(f"{_MARKS[check.state]:<6} {check.name:<25} {check.found}  (wanted: {check.wanted})", flush=True)
-    if check.mend:
-        print(f"{'':6} {'':25} → {check.mend}", flush=True)
+    if check.fix:
+        print(f"{'':6} {'':25} → {check.fix}", flush=True)

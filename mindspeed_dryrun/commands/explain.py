@@ -121,7 +121,7 @@ def _advise(args: argparse.Namespace, report: Report | None, found: Explanation)
 
 
 def _agree(job_file: JobFile, yes: bool) -> None:
-    """A record may come from anybody, and names a program, its environment and patches: the user must want to run them."""
+    """A record may come from anybody, and names a program, its environment and patches: the user must agree to run them."""
     if yes:
         return
     own = Path(job_file.details.cwd, job_file.details.program)

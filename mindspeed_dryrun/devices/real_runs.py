@@ -13,7 +13,7 @@ import yaml
 from mindspeed_dryrun.errors import DryRunError, UsageError
 
 _PUBLISHED = Path(__file__).with_name("real_runs.yaml")
-# So many runs of their own describe a user's cluster better than what others published.
+# This many runs of their own describe a user's cluster better than what others published.
 _ENOUGH = 3
 
 

@@ -1,1 +1,1 @@
-"""What is installed, what will be used, what is wrong and how to mend it."""
+"""What is installed, what will be used, what is wrong and how to fix it."""

@@ -1,4 +1,4 @@
-"""The checks of `doctor`: each looks at one thing and says what it found, what is wanted, and the command that mends it."""
+"""The checks of `doctor`: each looks at one thing and says what it found, what is wanted, and the command that fixes it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Check:
     found: str
     wanted: str
     state: str
-    mend: str | None = None
+    fix: str | None = None
 
 
 def all_checks(environ: Mapping[str, str] | None = None) -> Iterator[Check]:
@@ -55,8 +55,8 @@ def all_checks(environ: Mapping[str, str] | None = None) -> Iterator[Check]:
 def python() -> Check:
     version = ".".join(map(str, sys.version_info[:3]))
     state = "ok" if sys.version_info[:2] == (3, 10) else "note" if sys.version_info >= (3, 10) else "wrong"
-    mend = None if state == "ok" else "MindSpeed-LLM is tested on 3.10: python3.10 -m venv .venv"
-    return Check("Python", version, "3.10", state, mend)
+    fix = None if state == "ok" else "MindSpeed-LLM is tested on 3.10: python3.10 -m venv .venv"
+    return Check("Python", version, "3.10", state, fix)
 
 
 def mindspore() -> Check:
@@ -159,15 +159,15 @@ def disk() -> Check:
     place = next(path for path in (cache_root(), *cache_root().parents) if path.exists())
     free = shutil.disk_usage(place).free / 2**30
     enough = free >= DISK_WANTED_GB
-    mend = None if enough else "free some room, or export MINDSPEED_DRYRUN_CACHE=DIR on a larger disk"
-    return Check("Disk", f"{free:.0f} GB free at {place}", f"{DISK_WANTED_GB} GB", "ok" if enough else "wrong", mend)
+    fix = None if enough else "free some room, or export MINDSPEED_DRYRUN_CACHE=DIR on a larger disk"
+    return Check("Disk", f"{free:.0f} GB free at {place}", f"{DISK_WANTED_GB} GB", "ok" if enough else "wrong", fix)
 
 
 def memory() -> Check:
     free = psutil.virtual_memory().available / 2**30
     enough = free >= MEMORY_WANTED_GB
-    mend = None if enough else "a rank takes 0.6 GB: close other programs"
-    return Check("Memory", f"{free:.1f} GB free", f"{MEMORY_WANTED_GB} GB", "ok" if enough else "wrong", mend)
+    fix = None if enough else "a rank takes 0.6 GB: close other programs"
+    return Check("Memory", f"{free:.1f} GB free", f"{MEMORY_WANTED_GB} GB", "ok" if enough else "wrong", fix)
 
 
 def cores() -> Check:
@@ -178,13 +178,13 @@ def _private(label: str, distribution: str, wanted: str) -> Check:
     folder = packages.packages_folder()
     for found in importlib.metadata.distributions(path=[str(folder)]):
         if (found.metadata["Name"] or "").replace("-", "_") == distribution:
-            state, mend = _compared(found.version, wanted, "mindspeed-dryrun setup")
-            return Check(label, f"{found.version}, private folder", wanted, state, mend)
+            state, fix = _compared(found.version, wanted, "mindspeed-dryrun setup")
+            return Check(label, f"{found.version}, private folder", wanted, state, fix)
     return Check(label, "not installed", wanted, "wrong", "mindspeed-dryrun setup")
 
 
-def _compared(found: str, wanted: str, mend: str) -> tuple[str, str | None]:
-    return ("ok", None) if found == wanted else ("note", mend)
+def _compared(found: str, wanted: str, fix: str) -> tuple[str, str | None]:
+    return ("ok", None) if found == wanted else ("note", fix)
 
 
 def _tree_version(tree: Path) -> str | None:

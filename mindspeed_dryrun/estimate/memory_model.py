@@ -253,7 +253,7 @@ def _replicated(shape: ModelShape, strategy: Strategy, stage: int) -> float:
 def _held(
     shape: ModelShape, strategy: Strategy, stage: int, units: _Units, layers: Sequence[ChunkLayers], held: Sequence[int]
 ) -> dict[str, float]:
-    """Activations of so many microbatches of each chunk, and what comes with them."""
+    """Activations of the given microbatches of each chunk, and what comes with them."""
     kind = "selective" if strategy.recompute.kind == "selective" else "whole"
     if strategy.options:
         kind += f" with {' '.join(strategy.options)}"

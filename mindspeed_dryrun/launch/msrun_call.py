@@ -76,18 +76,18 @@ def read_msrun_call(argv: Sequence[str], cwd: str, env: Mapping[str, str] | None
                 continue
             else:
                 raise UsageError(
-                    f"the msrun option --{option} has lost its value: the variable that should give it is empty."
+                    f"The msrun option --{option} has lost its value: the variable that should give it is empty."
                 )
         options[option] = value
     _check_numbers(options, notes)
     if program_at == len(words) or not words[program_at].strip():
-        raise UsageError("this msrun call names no program to run.")
+        raise UsageError("This msrun call names no program to run.")
     program, rest = words[program_at], words[program_at + 1 :]
     if program in _INTERPRETERS:
         while rest and rest[0].startswith("-"):
             rest = rest[1:]
         if not rest or not rest[0].strip():
-            raise UsageError(f"this msrun call runs {program} without a program.")
+            raise UsageError(f"This msrun call runs {program} without a program.")
         program, rest = rest[0], rest[1:]
     if strays:
         dropped.append(f"'{' '.join(strays)}' among msrun's options (a placeholder that was never filled in?)")
@@ -132,7 +132,7 @@ def _option(flag: str) -> str:
         if len(longer) == 1 and name:
             return longer[0]
         if len(longer) > 1 and name:
-            raise UsageError(f"the msrun option {flag} could be {' or '.join('--' + option for option in longer)}.")
+            raise UsageError(f"The msrun option {flag} could be {' or '.join('--' + option for option in longer)}.")
     near = difflib.get_close_matches(name.replace("-", "_"), OPTIONS, n=1)
     hint = f" (did you mean --{near[0]}?)" if near else ""
     raise UsageError(f"msrun has no option {flag}{hint}. Trainer arguments belong after the program.")
@@ -145,9 +145,9 @@ def _check_numbers(options: dict[str, str], notes: list[str]) -> None:
         try:
             number = int(options[name])
         except ValueError:
-            raise UsageError(f"the msrun option --{name} wants a whole number and got '{options[name]}'.") from None
+            raise UsageError(f"The msrun option --{name} expects a whole number and got '{options[name]}'.") from None
         if name in ("worker_num", "local_worker_num") and number < 1:
-            raise UsageError(f"the msrun option --{name} is {number}: at least one worker is needed.")
+            raise UsageError(f"The msrun option --{name} is {number}: at least one worker is needed.")
     for name in ("node_rank", "master_port"):
         if name in options and not options[name].lstrip("-").isdigit():
             notes.append(f"--{name} is '{options.pop(name)}', not a number; a dry run does not need it")

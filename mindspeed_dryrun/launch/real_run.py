@@ -22,7 +22,7 @@ def run_for_real(job: Job, out: Path) -> Path:
     """Runs the job's msrun call on this machine's NPUs, and returns the folder with its worker logs."""
     found = npus()
     if found < job.local_world_size:
-        have = "no NPU" if not found else f"{found} NPUs and the job wants {job.local_world_size} on each node"
+        have = "no NPU" if not found else f"{found} NPUs and the job needs {job.local_world_size} on each node"
         raise UsageError(f"--ab runs the script for real as well, and this machine has {have}. {_ELSEWHERE}")
     if job.world_size > job.local_world_size:
         raise UsageError(f"--ab runs on one machine, and this job has {job.world_size} ranks on several. {_ELSEWHERE}")

@@ -6,6 +6,7 @@ import html
 import re
 from collections.abc import Sequence
 
+from mindspeed_dryrun.language import t
 from mindspeed_dryrun.record.model import Report
 from mindspeed_dryrun.report import view
 
@@ -22,13 +23,13 @@ def render(report: Report) -> str:
     body = [view.rank_cells(row, report.budget_mb, width=40) for row in found]
     for cells, row in zip(body, found, strict=True):
         cells[0] = f"**{cells[0]}**" if row.worst else cells[0]
-    lines += ["", *pipe_table(view.RANK_HEAD, body, left=(1, 3))]
+    lines += ["", *pipe_table([t(name) for name in view.RANK_HEAD], body, left=(1, 3))]
     if problems := view.errors(found):
         lines += ["", *(f"- {escape(problem)}" for problem in problems)]
     if any(row.folded for row in found):
-        lines += ["", "A row holds ranks of one class; its figures are the largest among them."]
+        lines += ["", t("A row holds ranks of one class; its figures are the largest among them.")]
     if report.not_counted:
-        lines += ["", "Not counted:", "", *(f"- {escape(view.clean(item))}" for item in report.not_counted)]
+        lines += ["", t("Not counted: ").rstrip(), "", *(f"- {escape(view.clean(item))}" for item in report.not_counted)]
     if report.notes:
         lines += ["", "Notes:", "", *(f"- {escape(view.clean(item))}" for item in report.notes)]
     return "\n".join(lines) + "\n"

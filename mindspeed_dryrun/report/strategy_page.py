@@ -117,7 +117,7 @@ def bars(variants: Sequence[tuple[str, int | None, int | None]], budget_mb: int 
 
 
 def plot(points: Sequence[Point], budget_mb: float, unit: str) -> Plot:
-    """Throughput over memory. The line joins what nothing beats in both."""
+    """Throughput over memory. The line is the Pareto front of throughput and memory."""
     memory = [*(point.memory_mb for point in points), budget_mb]
     rates = [point.throughput for point in points]
     # The differences are what matters: both axes start below the smallest value, not at zero.

@@ -7,6 +7,7 @@ import sys
 import textwrap
 from collections.abc import Iterable, Sequence
 
+from mindspeed_dryrun.language import t, width
 from mindspeed_dryrun.record.model import Report
 from mindspeed_dryrun.report import view
 
@@ -33,11 +34,11 @@ def render(report: Report, colour: bool = False) -> str:
     if any(":" in view.shorten(view.ranges(row.ranks), 16) for row in found):
         lines += _wrap("0-6:2 stands for every second rank from 0 to 6.")
     if any(row.folded for row in found):
-        lines += _wrap("A row holds ranks of one class; its figures are the largest among them.")
+        lines += _wrap(t("A row holds ranks of one class; its figures are the largest among them."))
     if report.not_counted:
-        lines += ["", *_wrap("Not counted: " + "; ".join(view.clean(item) for item in report.not_counted))]
+        lines += ["", *_wrap(t("Not counted: ") + "; ".join(view.clean(item) for item in report.not_counted))]
     for note in report.notes:
-        lines += _wrap("Note: " + view.clean(note))
+        lines += _wrap(t("Note: ") + view.clean(note))
     return "\n".join(lines) + "\n"
 
 
@@ -49,11 +50,11 @@ def paint(text: str, tone: str, colour: bool) -> str:
 def columns(head: Sequence[str], body: Sequence[Sequence[str]], left: Iterable[int] = ()) -> list[str]:
     """Aligned columns, two spaces apart; numbers to the right except the columns named in `left`."""
     lefts = set(left)
-    widths = [max(len(row[i]) for row in [head, *body]) for i in range(len(head))]
+    widths = [max(width(row[i]) for row in [head, *body]) for i in range(len(head))]
     return [
         "  ".join(
-            cell.ljust(width) if i in lefts else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+            cell + " " * (wide - width(cell)) if i in lefts else " " * (wide - width(cell)) + cell
+            for i, (cell, wide) in enumerate(zip(row, widths, strict=True))
         ).rstrip()
         for row in [head, *body]
     ]
@@ -64,7 +65,7 @@ def _rank_lines(report: Report, colour: bool) -> list[str]:
     body = [view.rank_cells(row, report.budget_mb, width=16) for row in found]
     for cells, row in zip(body, found, strict=True):
         cells[0] = ("▶" if row.worst else " ") + cells[0]
-    lines = columns(view.RANK_HEAD, body, left=(1, 3))
+    lines = columns([t(name) for name in view.RANK_HEAD], body, left=(1, 3))
     if colour:
         for index, row in enumerate(found, start=1):
             status = f"  {row.status}"
@@ -74,10 +75,10 @@ def _rank_lines(report: Report, colour: bool) -> list[str]:
 
 
 def _wrap(text: str, most: int | None = None) -> list[str]:
-    width = _width()
-    lines = textwrap.wrap(text, width, subsequent_indent="  ", break_long_words=True) or [""]
+    across = _width()
+    lines = textwrap.wrap(text, across, subsequent_indent="  ", break_long_words=True) or [""]
     if most is not None and len(lines) > most:
-        lines = [*lines[: most - 1], view.shorten(lines[most - 1] + " …", width - 1)]
+        lines = [*lines[: most - 1], view.shorten(lines[most - 1] + " …", across - 1)]
     return lines
 
 

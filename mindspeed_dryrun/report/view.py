@@ -6,6 +6,7 @@ import unicodedata
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
+from mindspeed_dryrun.language import t
 from mindspeed_dryrun.record.model import JobSummary, RankReport, Report, Status, TimeSummary, Verdict
 
 # More rows than this do not fit a screen: ranks that differ in nothing a table shows share a row,
@@ -131,45 +132,68 @@ def headline(report: Report) -> Headline:
     broken = [rank for rank in report.ranks if rank.status.broken]
     if broken:
         names = ranges(number for rank in broken for number in rank.represents or (rank.rank,))
-        what = "timed out" if all(rank.status is Status.TIMEOUT for rank in broken) else "failed"
-        noun = "Rank" if names.isdigit() else "Ranks"
-        return Headline("FAILED", "bad", f"{noun} {shorten(names, 30)} {what}: without them there is no verdict.")
+        slow, shown = all(rank.status is Status.TIMEOUT for rank in broken), shorten(names, 30)
+        if names.isdigit():
+            one = "Rank {ranks} timed out: without them there is no verdict."
+            sentence = t(one, ranks=shown) if slow else t("Rank {ranks} failed: without them there is no verdict.", ranks=shown)
+        else:
+            more = "Ranks {ranks} timed out: without them there is no verdict."
+            sentence = t(more, ranks=shown) if slow else t("Ranks {ranks} failed: without them there is no verdict.", ranks=shown)
+        return Headline(t("FAILED"), "bad", sentence)
     starved = [number for rank in report.ranks if rank.status is Status.OOM and rank.error for number in rank.represents]
     if starved:
-        return Headline("DOES NOT FIT", "bad", f"Rank {shorten(ranges(starved), 30)} really ran out of memory.")
+        return Headline(
+            t("DOES NOT FIT"), "bad", t("Rank {ranks} really ran out of memory.", ranks=shorten(ranges(starved), 30))
+        )
     rank = worst(report)
     if rank is None or report.actual_peak_mb is None:
-        return Headline("UNKNOWN", "warn", "No rank printed its peak memory.")
-    where = f"Worst rank {rank.rank}" + (f" (stage {rank.stage})" if rank.stage is not None else "")
-    return _judged(report, f"{where} needs {report.actual_peak_mb}M with fragments")
+        return Headline(t("UNKNOWN"), "warn", t("No rank printed its peak memory."))
+    peak = report.actual_peak_mb
+    if rank.stage is None:
+        return _judged(report, t("Worst rank {rank} needs {peak}M with fragments", rank=rank.rank, peak=peak))
+    need = t("Worst rank {rank} (stage {stage}) needs {peak}M with fragments", rank=rank.rank, stage=rank.stage, peak=peak)
+    return _judged(report, need)
 
 
 def _judged(report: Report, need: str) -> Headline:
     """The headline of a job whose peak is known."""
     if report.budget_mb is None or report.margin_mb is None:
-        return Headline("UNKNOWN", "warn", f"{need}; no budget is known to compare it with.")
+        return Headline(t("UNKNOWN"), "warn", t("{need}; no budget is known to compare it with.", need=need))
     budget, margin = budget_words(report), report.margin_mb
     if report.verdict is Verdict.DOES_NOT_FIT:
-        return Headline("DOES NOT FIT", "bad", f"{need}: {-margin}M above {budget}.")
+        return Headline(
+            t("DOES NOT FIT"), "bad", t("{need}: {over}M above {budget}.", need=need, over=-margin, budget=budget)
+        )
     if report.verdict is Verdict.UNKNOWN:
-        return Headline("UNKNOWN", "warn", f"{need}, {margin}M below {budget}, but not every rank class was run.")
-    seen = f"{report.needed_mb}M that real runs were seen to need above a dry run" if report.needed_mb else ""
+        sentence = t(
+            "{need}, {margin}M below {budget}, but not every rank class was run.", need=need, margin=margin, budget=budget
+        )
+        return Headline(t("UNKNOWN"), "warn", sentence)
+    seen = report.needed_mb
     asked = ""
     if report.asked_mb is not None and margin < report.asked_mb:
-        asked = f" It is less than the margin of {report.asked_mb}M that was asked for."
+        asked = t(" It is less than the margin of {asked}M that was asked for.", asked=report.asked_mb)
     if report.verdict is Verdict.BARELY:
-        sentence = f"{need}: {margin}M below {budget}, less than the {seen}."
-        return Headline("FITS BARELY", "warn", sentence + asked)
-    sentence = f"{need}: {margin}M below {budget}" + (f", more than the {seen}." if seen else ".")
-    return Headline("FITS", "warn" if asked else "good", sentence + asked)
+        sentence = t(
+            "{need}: {margin}M below {budget}, less than the {seen}M that real runs were seen to need above a dry run.",
+            need=need, margin=margin, budget=budget, seen=seen,
+        )  # fmt: skip
+        return Headline(t("FITS BARELY"), "warn", sentence + asked)
+    sentence = t("{need}: {margin}M below {budget}.", need=need, margin=margin, budget=budget)
+    if seen:
+        sentence = t(
+            "{need}: {margin}M below {budget}, more than the {seen}M that real runs were seen to need above a dry run.",
+            need=need, margin=margin, budget=budget, seen=seen,
+        )  # fmt: skip
+    return Headline(t("FITS"), "warn" if asked else "good", sentence + asked)
 
 
 def budget_words(report: Report) -> str:
     """The budget and whose it is."""
     device = report.device
     if device is None or report.budget_mb != device.usable_mb:
-        return f"the budget of {report.budget_mb}M"
-    return f"the {report.budget_mb}M usable on {clean(device.title)}"
+        return t("the budget of {budget}M", budget=report.budget_mb)
+    return t("the {budget}M usable on {device}", budget=report.budget_mb, device=clean(device.title))
 
 
 def device_words(report: Report) -> str:
@@ -178,7 +202,10 @@ def device_words(report: Report) -> str:
     if device is None:
         return ""
     source = f", {clean(device.source)}" if device.source else ""
-    return f"Device: {clean(device.title)}, {device.total_mb}M in all, {device.usable_mb}M usable{source}"
+    return t(
+        "Device: {device}, {total}M in all, {usable}M usable{source}",
+        device=clean(device.title), total=device.total_mb, usable=device.usable_mb, source=source,
+    )  # fmt: skip
 
 
 def outside_words(report: Report) -> str:
@@ -186,10 +213,13 @@ def outside_words(report: Report) -> str:
     outside = report.outside_pool
     if outside is None:
         return ""
-    words = f"Outside the pool: {plural(outside.communicators, 'communicator')} with {outside.hccl_mb}M of buffers"
+    count = outside.communicators
+    groups = t("{count} communicator", count=count) if count == 1 else t("{count} communicators", count=count)
+    words = t("Outside the pool: {groups} with {buffers}M of buffers", groups=groups, buffers=outside.hccl_mb)
     if outside.hccl_mb > outside.left_mb:
-        return f"{words}, and the device leaves {outside.left_mb}M: that is not enough. Lower HCCL_BUFFSIZE."
-    return f"{words}; the device leaves {outside.left_mb}M"
+        short = "{words}, and the device leaves {left}M: that is not enough. Lower HCCL_BUFFSIZE."
+        return t(short, words=words, left=outside.left_mb)
+    return t("{words}; the device leaves {left}M", words=words, left=outside.left_mb)
 
 
 def rows(report: Report) -> tuple[RankRow, ...]:

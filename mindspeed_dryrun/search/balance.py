@@ -35,7 +35,7 @@ def balanced(layout: Strategy, memory: StageMemory, low_mb: float, high_mb: floa
 
 
 def least(needs: Sequence[Sequence[float]], noop: Sequence[float], limit: float) -> tuple[int, ...] | None:
-    """`needs[stage][count]`: what a stage needs that recomputes so many layers; `noop[stage]`: what each no-op layer adds
+    """`needs[stage][count]`: what a stage needs that recomputes that many layers; `noop[stage]`: what each no-op layer adds
     that stands in front of its own to make it so few. None where recomputing everything is not enough."""
     for most in range(max(len(row) for row in needs)):
         each = []

@@ -23,7 +23,7 @@ def _keys(shape: ModelShape, strategy: Strategy) -> list[ProbeKey]:
     kinds = ["none", "full"] if strategy.recompute.kind in ("block", "stage") else [strategy.recompute.kind]
     chunks = strategy.chunks
     if chunks > 1 and strategy.microbatches(shape.global_batch) % 2:
-        return []  # the interleaved schedule of two stages wants pairs
+        return []  # the interleaved schedule of two stages needs pairs
     # MindSpeed-LLM refuses a model of dense layers alone (2.2, features_manager/transformer/transformer_block.py:15).
     least = shape.experts.dense_in_front if shape.experts else 0
     return [

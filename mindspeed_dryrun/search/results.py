@@ -131,7 +131,7 @@ def communication_line(winner: Candidate, shape: ModelShape) -> str:
             shown.append(f"{engine:.0f}M ({what}; the time model counts {model:.0f}M)")
         worst = max(worst, *(abs(seen - counted) / max(seen, counted, 1.0) for seen, counted in pairs))
     text = f"Communication of the best, listed by the engine: {', '.join(shown) or 'none'}."
-    return text + ("" if worst < 0.05 else f" They differ by up to {100 * worst:.0f}%: take its time with care.")
+    return text + ("" if worst < 0.05 else f" They differ by up to {100 * worst:.0f}%: the predicted time may be off by as much.")
 
 
 def nothing_fits(result: SearchResult) -> str:
@@ -310,7 +310,7 @@ def to_html(result: SearchResult, shape: ModelShape, hardware: Hardware, script:
             page.PageSection(
                 "Throughput over memory",
                 plot=page.plot(shown, result.budget_mb, "tokens/s/card"),
-                text=["The line joins what nothing beats in both. Throughput is predicted; memory of the small dots too."],
+                text=["The line is the Pareto front. Throughput is predicted; memory of the small dots too."],
             )
         )
     if result.winners:

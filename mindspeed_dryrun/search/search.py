@@ -35,7 +35,7 @@ from mindspeed_dryrun.search.probes import Probe, ProbeKey, probes_for
 
 # Standard deviations that a prediction must lie above the budget to be passed over without a dry run.
 _DOUBT = 3.0
-# Small dry runs are worth it while they settle what a full one would; this many at most, for the fastest so many.
+# Small dry runs are worth it while they settle what a full one would; this many at most, for as many of the fastest.
 _MOST_PROBES, _LOOK_AHEAD = 16, 100
 # Stages of a doubtful strategy that are dry-run before the others.
 _FIRST_STAGES = 2

@@ -14,7 +14,7 @@ from mindspeed_dryrun.megatron.model_shape import ModelShape
 
 # How many layers an uneven split may move away from the first and from the last stage.
 _FEWER_FIRST, _FEWER_LAST = 2, 4
-# From so many tokens on, context parallelism is tried unless the file says otherwise.
+# From this many tokens on, context parallelism is tried unless the file says otherwise.
 _LONG, _CONTEXT_SIZES = 16384, (1, 2, 4, 8, 16)
 
 
@@ -241,7 +241,7 @@ def _recompute_choices(stages: Sequence[Sequence[int]], space: Space) -> Iterato
 
 
 def _of_a_stage(layers: int, longest: int, chunks: int) -> Recompute | None:
-    """So many recomputed layers of a stage. What all chunks share alike needs no flag of its own; None for all or none."""
+    """A number of recomputed layers of a stage. What all chunks share alike needs no flag of its own; None for all or none."""
     if layers >= longest * chunks:
         return None
     return Recompute("stage", layers) if layers % chunks else Recompute("block", layers // chunks)

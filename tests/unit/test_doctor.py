@@ -1,4 +1,4 @@
-"""doctor: every check says what it found, and what is wrong comes with the command that mends it."""
+"""doctor: every check says what it found, and what is wrong comes with the command that fixes it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from mindspeed_dryrun.launch.releases import TREES
 def test_a_missing_mindspore_names_the_command(mocker) -> None:
     mocker.patch.object(checks, "find_mindspore", side_effect=DryRunError("none"))
     found = checks.mindspore()
-    assert (found.state, found.mend) == ("wrong", "pip install mindspore==2.7.1")
+    assert (found.state, found.fix) == ("wrong", "pip install mindspore==2.7.1")
 
 
 def test_a_cpu_only_mindspore_is_wrong(mocker, tmp_path: Path) -> None:
@@ -49,7 +49,7 @@ def test_the_release_and_what_is_missing_are_shown(mocker, tmp_path: Path) -> No
     found = {check.name: check for check in checks.upstream(environ)}
     assert (found["Upstream release"].found, found["Upstream release"].state) == ("2.3.0", "ok")
     assert found["MindSpeed"].wanted == "2.3.0_core_r0.12.1" and found["MindSpeed"].state == "ok"
-    assert found["Upstream's packages"].mend == "pip install scikit-learn networkx"
+    assert found["Upstream's packages"].fix == "pip install scikit-learn networkx"
     shutil.rmtree(tmp_path / "Megatron-LM")
     assert {check.name: check for check in checks.upstream(environ)}["Megatron-LM"].state == "wrong"
 
@@ -62,7 +62,7 @@ def test_a_variable_that_names_no_folder_is_wrong(tmp_path: Path) -> None:
 def test_little_disk_and_memory_are_wrong(mocker) -> None:
     mocker.patch.object(shutil, "disk_usage", return_value=SimpleNamespace(free=2**30))
     mocker.patch.object(psutil, "virtual_memory", return_value=SimpleNamespace(available=2**29))
-    assert checks.disk().state == "wrong" and "MINDSPEED_DRYRUN_CACHE" in (checks.disk().mend or "")
+    assert checks.disk().state == "wrong" and "MINDSPEED_DRYRUN_CACHE" in (checks.disk().fix or "")
     assert checks.memory().state == "wrong"
 
 
@@ -77,12 +77,12 @@ def test_a_real_cann_is_named_with_its_version(mocker, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("state", "status"), [("ok", 0), ("note", 0), ("absent", 0), ("wrong", 1)])
 def test_exit_status_and_json(mocker, capsys, state: str, status: int) -> None:
-    mocker.patch.object(doctor, "all_checks", return_value=iter([Check("Thing", "this", "that", state, "mend it")]))
+    mocker.patch.object(doctor, "all_checks", return_value=iter([Check("Thing", "this", "that", state, "fix it")]))
     mocker.patch.object(doctor, "engine_trial", return_value=Check("Engine trial", "fine", "fine", "ok"))
     assert main(["doctor", "--json"]) == status
     shown = json.loads(capsys.readouterr().out)
     assert shown["ok"] is (status == 0)
-    assert shown["checks"][0] == {"name": "Thing", "found": "this", "wanted": "that", "state": state, "mend": "mend it"}
+    assert shown["checks"][0] == {"name": "Thing", "found": "this", "wanted": "that", "state": state, "fix": "fix it"}
 
 
 @pytest.mark.engine

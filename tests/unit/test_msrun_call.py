@@ -46,7 +46,7 @@ def test_abbreviations_as_argparse_takes_them() -> None:
     ("text", "sentence"),
     [
         ("--worker_num --node_rank 0 pretrain_gpt.py", "--worker_num has lost its value"),
-        ("--worker_num eight pretrain_gpt.py", "wants a whole number and got 'eight'"),
+        ("--worker_num eight pretrain_gpt.py", "expects a whole number and got 'eight'"),
         ("--worker_num 0 pretrain_gpt.py", "at least one worker"),
         ("--nproc_per_node 8 pretrain_gpt.py", "msrun has no option --nproc_per_node"),
         ("--worker-num 8 pretrain_gpt.py", "did you mean --worker_num"),

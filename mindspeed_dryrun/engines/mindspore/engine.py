@@ -21,7 +21,7 @@ from mindspeed_dryrun.record.model import EngineSummary
 
 STAND_IN = "stand-in"
 LEVELS = (0, 1, 2, 3)
-# What simulation itself wants, and what makes it quick and repeatable: blocking launches keep MindSpore's threads from
+# What simulation itself needs, and what makes it quick and repeatable: blocking launches keep MindSpore's threads from
 # spinning, and at GLOG_v=2 the memory block is printed once, as a warning.
 _SIMULATION = {"GLOG_v": "2", "MS_DEV_LAUNCH_BLOCKING": "1"}
 # Left-overs of a real job that would lead MindSpore off the simulated path. GLOG_log_dir and its like would send the

@@ -186,7 +186,7 @@ def judge(task: RankTask, outcome: Outcome, log: RankLog, done: int, phase: str 
         where = f" in phase '{phase}', {done} of {task.iterations} iterations done" if phase else ""
         return Judgement(Status.TIMEOUT, f"timed out after {task.timeout_s:g} s{where}")
     if outcome.ended == "lost":
-        return Judgement(Status.FAILED, "the process that guards this rank was killed, most likely for want of host memory")
+        return Judgement(Status.FAILED, "the process that guards this rank was killed, most likely for lack of host memory")
     if outcome.crash is not None:
         return _judge_crash(outcome.crash, log, complete=done >= task.iterations and log.whole)
     missed = (
@@ -205,7 +205,7 @@ def _judge_crash(crash: int, log: RankLog, complete: bool) -> Judgement:
         note = f"crashed with {name} in the tear-down, after the last iteration and the block; its figures are good"
         return Judgement(Status.OK, note=note)
     if crash == signal.SIGKILL:
-        return Judgement(Status.FAILED, log.raised or "killed by the system (SIGKILL), most likely for want of host memory")
+        return Judgement(Status.FAILED, log.raised or "killed by the system (SIGKILL), most likely for lack of host memory")
     return Judgement(Status.FAILED, log.first_error or f"ended by signal {name}; its log shows no error")
 
 

@@ -12,7 +12,7 @@ import torch
 from megatron.core import parallel_state
 
 _ALIGNED = 512
-"""Bytes that the kernel wants the inner dimension to be a multiple of."""
+"""Bytes of which the kernel expects the inner dimension to be a multiple."""
 
 
 class GatheredProduct(torch.autograd.Function):  # type: ignore[misc]

@@ -21,7 +21,7 @@ from mindspeed_dryrun.megatron.settings import Settings
 from mindspeed_dryrun.rank.trainer import experts, fused_linear, rotary, router
 
 COMPRESSED_MASK = 2048
-"""Side of the causal mask that the fused attention operator wants, whatever the sequence (its sparse mode 2)."""
+"""Side of the causal mask that the fused attention operator expects, whatever the sequence (its sparse mode 2)."""
 ANY_TOKENS_BEFORE = 1048576
 """How far back a token looks: Megatron's default for `--pre-tockens`, further than any sequence."""
 
@@ -60,7 +60,7 @@ class Norm:
 
 @functools.cache
 def causal_mask() -> Any:
-    """The one mask of a process, shared by all layers of all chunks; made when the first layer wants it."""
+    """The one mask of a process, shared by all layers of all chunks; made when the first layer needs it."""
     ones = torch.ones((COMPRESSED_MASK, COMPRESSED_MASK), device="npu", dtype=torch.bool)
     return torch.triu(ones, diagonal=1)
 
