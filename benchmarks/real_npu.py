@@ -15,6 +15,7 @@ import csv
 import dataclasses
 import json
 import re
+import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
@@ -116,6 +117,7 @@ def run_job(job: RealJob, stacks: Path, records: Path, execution: Execution) -> 
         return [dataclasses.replace(rank, error="its script is in no branch that is here") for rank in job.ranks]
     branch, script = place
     out = records / job.key
+    shutil.rmtree(out, ignore_errors=True)  # of an earlier start, perhaps of other code; finished ranks are in the cache
     try:
         spec = RunSpec(trainer="script", overrides=_vocabulary(job.name))
         report = dry_run_job(read_job(script, spec), out, spec, execution)
@@ -240,7 +242,7 @@ def margin(ranks: Sequence[RealRank]) -> dict[str, float]:
         "jobs": len({(rank.job, rank.branch) for rank in ran}),
         "ranks": len(ran),
         "lowest_percent": round(min(percents, default=0.0), 2),
-        "highest_percent": round(max(percents, default=0.0), 2),
+        "highest_percent": round(max(percents, default=0.0), 2) + 0.0,  # not -0.0
         "within_1_percent": sum(abs(percent) <= MAX_PERCENT for percent in percents),
     }
 

@@ -56,10 +56,11 @@ class Row:
 
 
 def training_scripts(folder: Path, patterns: Sequence[str]) -> Iterator[Path]:
-    """Shell scripts that call msrun or torchrun with a trainer of MindSpeed-LLM."""
+    """Shell scripts that call msrun, torchrun or torch.distributed.launch with a trainer of MindSpeed-LLM."""
     for script in sorted(folder.rglob("*.sh")):
         text = script.read_text(encoding="utf-8", errors="replace")
-        trains = ("msrun" in text or "torchrun" in text) and ("pretrain_gpt.py" in text or "posttrain_gpt.py" in text)
+        starts = any(launcher in text for launcher in ("msrun", "torchrun", "torch.distributed."))
+        trains = starts and ("pretrain_gpt.py" in text or "posttrain_gpt.py" in text)
         if trains and (not patterns or any(fnmatch(str(script.relative_to(folder)), pattern) for pattern in patterns)):
             yield script
 
