@@ -22,7 +22,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raise UsageError(f"{path} is not a text file.") from error
     try:
         data = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: `2021-13-01`, which looks like a date
         mark = getattr(error, "problem_mark", None)
         where = f" line {mark.line + 1}" if mark else ""
         raise UsageError(f"{path}{where} is not YAML: {getattr(error, 'problem', None) or 'cannot be read'}.") from error

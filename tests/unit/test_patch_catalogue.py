@@ -62,7 +62,7 @@ def test_a_users_patch_is_added_and_replaces_ours_of_the_same_name(tmp_path: Pat
         ("patches: [{name: x, target: 'a:b', handler: nowhere}]", "module:function"),
         ("patches: [{name: x, target: 'a:b', skip: true, trainers: [mine]}]", "trainers"),
         ("patches: [{name: x, target: 'a:b', skip: true, colour: red}]", "unknown field colour"),
-        ("patches: [", "not valid YAML"),
+        ("patches: [", "is not YAML"),
     ],
 )
 def test_a_wrong_file_is_refused_with_a_sentence(tmp_path: Path, text: str, message: str) -> None:
@@ -71,7 +71,7 @@ def test_a_wrong_file_is_refused_with_a_sentence(tmp_path: Path, text: str, mess
 
 
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="cannot be read"):
+    with pytest.raises(UsageError, match="Cannot read"):
         catalogue.compile([tmp_path / "none.yaml"])
 
 
