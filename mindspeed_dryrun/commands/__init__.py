@@ -31,6 +31,7 @@ VERBS = {
     "activate": "print the environment that makes every msrun of this shell a dry run",
     "deactivate": "print the commands that undo activate",
     "setup": "install the engine packages into their private folder",
+    "examples": "say where the example scripts are, or copy them",
     "schema": "print the JSON Schemas of our files",
 }
 
