@@ -95,7 +95,7 @@ def killed_below(name: str, *more: str) -> Callable[[Home], Got]:
 
     def does(home: Home) -> Got:
         process = home.start(*LAUNCH, *more)
-        wait_for(lambda: a_rank_runs(home) and bool(named(home, name)) or process.poll() is not None)
+        wait_for(lambda: (a_rank_runs(home) and bool(named(home, name))) or process.poll() is not None)
         for pid in named(home, name)[:1]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, KILL)

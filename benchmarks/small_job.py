@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -22,6 +23,10 @@ MODEL = (
     "--use-fused-rmsnorm --use-fused-swiglu --use-fused-rotary-pos-emb --attention-dropout 0.0 --hidden-dropout 0.0 --bf16 "
     "--no-gradient-accumulation-fusion --lr 1e-5 --use-mcore-models --train-iters 5"
 )
+# A benchmark that was started in the background ignores these two, and so would every command it starts.
+for _number, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, _handler)
 SCRIPT = """#!/bin/bash
 NPUS={world}
 TP={tp}

@@ -25,6 +25,7 @@ A file:
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ from mindspeed_dryrun.rank.patch_calls import Called
 from mindspeed_dryrun.rank.patcher import drift
 from mindspeed_dryrun.yaml_file import read_yaml
 
+_ONE_PATH = threading.Lock()  # a sweep plans its variants in threads, and sys.path is one for all
 ACTIONS = ("return", "set", "skip", "return_argument", "handler", "hide")
 TRAINERS = ("script", "embedded")
 ENGINES = ("mindspore", "torch_npu")
@@ -93,17 +95,18 @@ def state(patch: dict[str, Any]) -> str:
 
 def first_drift(patches: Iterable[dict[str, Any]], trainer: str, folders: Sequence[str]) -> str | None:
     """The first patch of this trainer whose target is gone from what a rank with these folders on its path would import."""
-    before = list(sys.path)
-    sys.path[:0] = folders
-    installed.version.cache_clear()
-    try:
-        for patch in patches:
-            if trainer in patch["trainers"] and (gone := drift(patch)):
-                return str(gone)
-    finally:
-        sys.path[:] = before
+    with _ONE_PATH:
+        before = list(sys.path)
+        sys.path[:0] = folders
         installed.version.cache_clear()
-    return None
+        try:
+            for patch in patches:
+                if trainer in patch["trainers"] and (gone := drift(patch)):
+                    return str(gone)
+        finally:
+            sys.path[:] = before
+            installed.version.cache_clear()
+        return None
 
 
 def state_in(patch: dict[str, Any], release: str) -> str:
