@@ -47,8 +47,10 @@ LAYOUTS: dict[str, tuple[int, int, int, int, str]] = {
     "CP 2 PP 2 DP 2, distributed optimizer": (8, 1, 2, 4, f"{CP2} ulysses_cp_algo {DO}"),
     "EP 2 DP 4": (4, 1, 1, 2, EP2),
     "EP 2 DP 4, distributed optimizer": (4, 1, 1, 2, f"{EP2} {DO}"),
-    "TP 2 EP 2": (4, 2, 1, 2, f"{SP} {EP2} --moe-tp-extend-ep"),
-    "PP 2 EP 2, TP-PP-DP mapping": (8, 1, 2, 4, f"{EP2} {DO} --use-tp-pp-dp-mapping"),
+    "TP 2 EP 2": (4, 2, 1, 2, f"{SP} {EP2}"),
+    "TP 2 EP 2, expert TP 1": (8, 2, 1, 2, f"{SP} {EP2} --expert-tensor-parallel-size 1"),
+    # Megatron refuses this mapping unless attention and experts have the same DP: expert TP × EP = TP × CP.
+    "TP 2 PP 2 EP 2, expert TP 1, TP-PP-DP mapping": (8, 2, 2, 4, f"{SP} {EP2} {DO} --expert-tensor-parallel-size 1 --use-tp-pp-dp-mapping"),
     "PP 2 EP 2, first layer dense": (4, 1, 2, 4, f"{EP2} --first-k-dense-replace 1 --moe-layer-freq 1"),
 }  # fmt: skip
 

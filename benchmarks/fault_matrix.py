@@ -96,10 +96,11 @@ def killed_below(name: str, *more: str) -> Callable[[Home], Got]:
     def does(home: Home) -> Got:
         process = home.start(*LAUNCH, *more)
         wait_for(lambda: (a_rank_runs(home) and bool(named(home, name))) or process.poll() is not None)
-        for pid in named(home, name)[:1]:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, KILL)
-        return finished(process)
+        victims = named(home, name)[:1]
+        for pid in victims:
+            os.kill(pid, KILL)
+        status, said = finished(process)
+        return status, f"{said}\n{len(victims)} killed"
 
     return does
 
@@ -203,8 +204,8 @@ FAULTS = [
     Fault("launch", "some ranks only", (1,), "", run(*LAUNCH, "--ranks", "0")),
     Fault("report", "result.json cut in half", (1,), "", then(run(*LAUNCH), cut("ranks/00000/result.json"), run("report", "records/r"))),
     Fault("report", "job.json cut in half", (1, 2), "", then(run(*LAUNCH), cut("job.json"), run("report", "records/r"))),
-    Fault("launch", "a cold rank is killed", (1,), "", killed_below("mindspeed_dryrun.rank", "--cold")),
-    Fault("warm ranks", "the process that forks ranks is killed", (0, 1), "", killed_below("warm_server")),
+    Fault("launch", "a cold rank is killed", (1,), "1 killed", killed_below("mindspeed_dryrun.rank", "--cold")),
+    Fault("warm ranks", "the process that forks ranks is killed", (0, 1), "1 killed", killed_below("warm_server")),
     *signals("sweep", SWEEP),
     Fault("sweep", "SIGKILL, then the same sweep", (0,), "", then(stopped(KILL, SWEEP, a_rank_runs), nothing, run(*SWEEP))),
     Fault("sweep", "a variant that cannot be run", (1,), "", run("sweep", "impossible.yaml", "--out", "records/r")),
