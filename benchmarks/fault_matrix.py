@@ -179,10 +179,15 @@ def soon(_: Home) -> bool:
     return True
 
 
+def ended_status(verb: str, number: signal.Signals) -> int:
+    """A sweep and a search that show what they have so far end as after Ctrl-C, whatever the signal."""
+    return 130 if verb in ("sweep", "search") else 128 + number
+
+
 def signals(verb: str, words: tuple[str, ...]) -> list[Fault]:
     """Every signal while ranks run."""
     return [
-        Fault(verb, f"{number.name} while ranks run", (-number,) if number == KILL else (128 + number,), "",
+        Fault(verb, f"{number.name} while ranks run", (-number,) if number == KILL else (ended_status(verb, number),), "",
               stopped(number, words, a_rank_runs))
         for number in (INT, TERM, HUP, KILL)
     ]  # fmt: skip

@@ -34,11 +34,6 @@ def check_interrupted() -> None:
         raise Interrupted(received[0])
 
 
-def interrupted_status() -> int:
-    """The exit status of a program that was ended and has shown what it had so far: 128 + the signal, Ctrl-C where none was kept."""
-    return 128 + (received[0] if received else signal.SIGINT)
-
-
 class Interrupted(KeyboardInterrupt):
     """The user or the system ended the program with a signal.
 

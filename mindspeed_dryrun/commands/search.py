@@ -17,7 +17,6 @@ from pathlib import Path
 
 from mindspeed_dryrun.commands.launch import execution_from
 from mindspeed_dryrun.commands.sweep import add_run_arguments, run_spec
-from mindspeed_dryrun.errors import interrupted_status
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -61,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
         print(results.to_text(result, found.shape, found.plan.hardware))
         print("written: " + ", ".join(str(path) for path in found.written))
     if result.interrupted:
-        return interrupted_status()
+        return 130
     if result.winners:
         return 0
     return 1 if result.failed and not result.closest else 3

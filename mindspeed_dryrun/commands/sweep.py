@@ -17,7 +17,6 @@ import time
 from pathlib import Path
 
 from mindspeed_dryrun.commands.launch import add_device_arguments, execution_from
-from mindspeed_dryrun.errors import interrupted_status
 from mindspeed_dryrun.launch.job import Job
 from mindspeed_dryrun.record.model import Report
 from mindspeed_dryrun.record.run_spec import RunSpec
@@ -95,5 +94,5 @@ def run(args: argparse.Namespace) -> int:
         print(f"record: {folder} (sweep.html, sweep.json)")
     if sweep.interrupted:
         say("Interrupted: these are the results so far. The same --out continues.")
-        return interrupted_status()
+        return 130
     return exit_status(rows)
