@@ -13,7 +13,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from small_job import Home, save_figures, script
+from small_job import Home, merged, save_figures, script
 
 MOE = "--num-experts 8 --moe-router-topk 2 --moe-grouped-gemm --moe-token-dispatcher-type alltoall --moe-permutation-async-comm"
 SP, DO = "--sequence-parallel", "--use-distributed-optimizer"
@@ -92,7 +92,7 @@ def main() -> int:
                 lines.append(measured(home, name))
                 print(json.dumps(lines[-1]), flush=True)
     if options.save:
-        save_figures("classes", lines)
+        save_figures("classes", merged("classes", lines, [(name,) for name in LAYOUTS], "layout"))
     return 1 if any(line["problem"] for line in lines) else 0
 
 

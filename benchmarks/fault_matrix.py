@@ -1,6 +1,7 @@
 """The fault matrix: what goes wrong, what is expected, what happened; on launch, sweep, search, warm ranks and the studio.
 
     python benchmarks/fault_matrix.py [--only sweep] [--save]     runs it
+    python benchmarks/fault_matrix.py --fuzz-minutes 60           runs the fuzz test and keeps its figures
     python benchmarks/fault_matrix.py --page                      writes docs/reliability.md from the figures that were saved
 
 After every fault: no process is left, no file outside the records was written, every JSON file of the records is whole, and nobody
@@ -25,8 +26,9 @@ import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from xml.etree import ElementTree
 
-from small_job import FIGURES, ROOT, Home, half_files, save_figures, script
+from small_job import FIGURES, ROOT, Home, half_files, merged, save_figures, script
 
 INT, TERM, HUP, KILL = signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL
 Got = tuple[int, str]  # exit status, what was said
@@ -248,6 +250,23 @@ def inject(fault: Fault) -> dict[str, object]:
     return {"verb": fault.verb, "what": fault.what, "expected": fault.expected, "got": got, "held": not wrong}
 
 
+def fuzz(minutes: float) -> bool:
+    """Runs the fuzz test for `minutes` and keeps how many inputs each reader got; whether all held."""
+    with tempfile.TemporaryDirectory() as folder:
+        table = Path(folder, "fuzz.xml")
+        command = [sys.executable, "-m", "pytest", "tests/unit/test_fuzz_readers.py", "--fuzz-minutes", str(minutes), f"--junitxml={table}"]
+        done = subprocess.run([*command, "-o", "junit_family=xunit1"], cwd=ROOT, check=False)
+        cases = list(ElementTree.parse(table).iter("testcase"))
+    inputs = {
+        case.attrib["name"].partition("[")[2].rstrip("]"): int(found.attrib["value"])
+        for case in cases
+        if (found := case.find("properties/property")) is not None
+    }
+    failures = sum(case.find("failure") is not None for case in cases)
+    save_figures("fuzz", {"minutes": minutes, "inputs": inputs, "failures": failures})
+    return done.returncode == 0
+
+
 def page() -> str:
     """docs/reliability.md."""
     read = {name: json.loads((FIGURES / f"{name}.json").read_text(encoding="utf-8")) for name in ("faults", "soak", "fuzz", "classes")}
@@ -285,7 +304,10 @@ def main() -> int:
     parser.add_argument("--only", default="", help="faults whose verb or name holds this")
     parser.add_argument("--save", action="store_true", help="keep the lines for docs/reliability.md")
     parser.add_argument("--page", action="store_true", help="write docs/reliability.md from what was saved, run nothing")
+    parser.add_argument("--fuzz-minutes", type=float, default=0, help="run and keep the fuzz test instead of the matrix")
     options = parser.parse_args()
+    if options.fuzz_minutes:
+        return 0 if fuzz(options.fuzz_minutes) else 1
     if options.page:
         (ROOT / "docs" / "reliability.md").write_text(page(), encoding="utf-8")
         return 0
@@ -295,7 +317,7 @@ def main() -> int:
             lines.append(inject(fault))
             print("ok  " if lines[-1]["held"] else "FAIL", fault.verb, "|", fault.what, "|", lines[-1]["got"], flush=True)
     if options.save:
-        save_figures("faults", lines)
+        save_figures("faults", merged("faults", lines, [(fault.verb, fault.what) for fault in FAULTS], "verb", "what"))
     return 0 if all(line["held"] for line in lines) else 1
 
 

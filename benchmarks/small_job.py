@@ -61,7 +61,7 @@ class Home:
 
     def start(self, *words: str, **options: Any) -> subprocess.Popen[str]:
         """`mindspeed-dryrun WORDS` in this folder."""
-        environ = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(self.folder / "tmp"), "DRYRUN_HOME_TOKEN": self.token}
+        environ = {**os.environ, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}", "TMPDIR": str(self.folder / "tmp"), "DRYRUN_HOME_TOKEN": self.token}
         environ |= options.pop("environ", {})
         command = [sys.executable, "-m", "mindspeed_dryrun", *words]
         return subprocess.Popen(command, cwd=self.folder, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -114,6 +114,14 @@ def half_files(record: Path) -> list[str]:
         except (OSError, ValueError) as error:
             wrong.append(f"{path.relative_to(record)}: {error}")
     return wrong
+
+
+def merged(name: str, lines: list[dict[str, Any]], wanted: list[tuple[str, ...]], *keys: str) -> list[dict[str, Any]]:
+    """The lines that were saved before with these in their places, in the order of `wanted`: a part can be run again."""
+    path = FIGURES / f"{name}.json"
+    before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+    found = {tuple(line[key] for key in keys): line for line in [*before, *lines]}
+    return [found[key] for key in wanted if key in found]
 
 
 def save_figures(name: str, data: Any) -> None:
