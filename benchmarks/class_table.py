@@ -19,6 +19,8 @@ MOE = "--num-experts 8 --moe-router-topk 2 --moe-grouped-gemm --moe-token-dispat
 SP, DO = "--sequence-parallel", "--use-distributed-optimizer"
 VPP = "--num-layers-per-virtual-pipeline-stage 1"
 CP2 = "--context-parallel-size 2 --context-parallel-algo"
+# With tensor parallelism MSAdapter cannot run alltoall.
+GATHERED = f"{MOE.replace('alltoall', 'allgather')} --expert-model-parallel-size 2"
 EP2 = f"{MOE} --expert-model-parallel-size 2"
 # name → world size, TP, PP, layers, what else
 LAYOUTS: dict[str, tuple[int, int, int, int, str]] = {
@@ -47,10 +49,10 @@ LAYOUTS: dict[str, tuple[int, int, int, int, str]] = {
     "CP 2 PP 2 DP 2, distributed optimizer": (8, 1, 2, 4, f"{CP2} ulysses_cp_algo {DO}"),
     "EP 2 DP 4": (4, 1, 1, 2, EP2),
     "EP 2 DP 4, distributed optimizer": (4, 1, 1, 2, f"{EP2} {DO}"),
-    "TP 2 EP 2": (4, 2, 1, 2, f"{SP} {EP2}"),
-    "TP 2 EP 2, expert TP 1": (8, 2, 1, 2, f"{SP} {EP2} --expert-tensor-parallel-size 1"),
+    "TP 2 EP 2": (4, 2, 1, 2, f"{SP} {GATHERED}"),
+    "TP 2 EP 2, expert TP 1": (8, 2, 1, 2, f"{SP} {GATHERED} --expert-tensor-parallel-size 1"),
     # Megatron refuses this mapping unless attention and experts have the same DP: expert TP × EP = TP × CP.
-    "TP 2 PP 2 EP 2, expert TP 1, TP-PP-DP mapping": (8, 2, 2, 4, f"{SP} {EP2} {DO} --expert-tensor-parallel-size 1 --use-tp-pp-dp-mapping"),
+    "TP 2 PP 2 EP 2, expert TP 1, TP-PP-DP mapping": (8, 2, 2, 4, f"{SP} {GATHERED} {DO} --expert-tensor-parallel-size 1 --use-tp-pp-dp-mapping"),
     "PP 2 EP 2, first layer dense": (4, 1, 2, 4, f"{EP2} --first-k-dense-replace 1 --moe-layer-freq 1"),
 }  # fmt: skip
 
