@@ -1,6 +1,6 @@
 """Every dense pretraining call of a corpus of msrun calls, embedded, at full size: peak, seconds and host memory of each rank.
 
-    python benchmarks/corpus_table.py ../shared/corpus/msrun_calls.jsonl [--only llama2,qwen3] [--ranks auto] [--out DIR]
+    python benchmarks/corpus_table.py tests/corpus/msrun_calls.jsonl [--only llama2,qwen3] [--ranks auto] [--out DIR]
 
 The corpus has one JSON object per line: `script`, and `argv` as msrun received it. Prints Markdown. Calls that the
 embedded trainer refuses stand in the table with the reason. `--ranks ends` runs the first and the last stage only.

@@ -10,6 +10,7 @@ SEQ_LEN=8192
 MBS=1
 GBS=32
 EXTRA=${1:-}
+mkdir -p logs
 
 msrun --worker_num 8 --local_worker_num 8 --node_rank 0 --master_addr localhost --master_port 6000 --join False pretrain_gpt.py \
     --use-mcore-models --num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 --num-attention-heads 32 \

@@ -34,4 +34,5 @@ GPT_ARGS="
     --distributed-backend nccl --ai-framework mindspore
 "
 
+mkdir -p logs
 msrun $DISTRIBUTED_ARGS pretrain_gpt.py $GPT_ARGS 2>&1 | tee logs/pretrain_qwen3_8b.log

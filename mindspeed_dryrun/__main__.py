@@ -12,6 +12,14 @@ if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
 
 def main(argv: list[str] | None = None) -> int:
     """The command line, imported late."""
+    if not (3, 10) <= sys.version_info[:2] <= (3, 11):
+        this = ".".join(map(str, sys.version_info[:2]))
+        print(
+            f"mindspeed-dryrun runs on Python 3.10 and 3.11, and this is Python {this}: its engine is tested on these two only. "
+            "Make an environment with one of them: python3.11 -m venv .venv",
+            file=sys.stderr,
+        )
+        return 2
     from mindspeed_dryrun.commands import main as run
 
     return run(argv)

@@ -29,6 +29,10 @@ for _number, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.S
         signal.signal(_number, _handler)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--fuzz-minutes", type=float, default=0, help="how long test_fuzz_readers.py tries damaged files")
+
+
 @dataclass(frozen=True)
 class Simulated:
     """A program that ran in simulation."""

@@ -32,6 +32,7 @@ VERBS = {
     "activate": "print the environment that makes every msrun of this shell a dry run",
     "deactivate": "print the commands that undo activate",
     "setup": "install the engine packages into their private folder",
+    "examples": "say where the example scripts are, or copy them",
     "schema": "print the JSON Schemas of our files",
 }
 
@@ -122,6 +123,10 @@ def _ending_on_signals() -> Iterator[None]:
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else unwind)
     try:
         yield
+    except Exception:
+        if received:  # what Python (`__set_name__`) or a library made of it on the way
+            raise Interrupted(received[0]) from None
+        raise
     finally:
         received.clear()
         for number, handler in before.items():

@@ -106,10 +106,13 @@ class Hardware:
         )
 
 
+_TOO_MUCH = 1e30  # no figure of a device comes near; infinity and figures that are no float end here
+
+
 def _three(value: Any) -> Any:
     """A figure of the file: one number, or three in rising order."""
     values = value if isinstance(value, (list, tuple)) else [value]
-    good = all(isinstance(item, (int, float)) and not isinstance(item, bool) and item > 0 for item in values)
+    good = all(isinstance(item, (int, float)) and not isinstance(item, bool) and 0 < item < _TOO_MUCH for item in values)
     if not good or len(values) not in (1, 3) or sorted(values) != list(values):
         raise ValueError("must be one number above 0, or three in rising order [low, typical, high]")
     return tuple(float(item) for item in (values if len(values) == 3 else [values[0]] * 3))
@@ -153,7 +156,7 @@ class HardwareFile(BaseModel):
     topology: Literal["full_mesh", "switch"]
     cards_per_node: Count
     link_cards: Count | None = Field(default=None, description="devices that the fast links join; default: a node")
-    hbm_gb: float = Field(gt=0, description="nominal size")
+    hbm_gb: float = Field(gt=0, allow_inf_nan=False, description="nominal size")
     total_mb: Count = Field(description="memory as the driver reports it")
     usable_mb: Count = Field(description="what of it MindSpore uses")
     memory_source: Literal["published", "derived", "measured"]

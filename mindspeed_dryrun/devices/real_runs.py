@@ -66,7 +66,7 @@ def read_runs(file: Path) -> list[RealRun]:
         data = yaml.safe_load(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return []
-    except (OSError, UnicodeError, yaml.YAMLError) as error:
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise UsageError(f"{file} cannot be read: {error}.") from None
     return read_as(list[RealRun], data or [], str(file))
 

@@ -25,6 +25,7 @@ A file:
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,9 @@ from mindspeed_dryrun.errors import UsageError
 from mindspeed_dryrun.rank import installed
 from mindspeed_dryrun.rank.patch_calls import Called
 from mindspeed_dryrun.rank.patcher import drift
+from mindspeed_dryrun.yaml_file import read_yaml
 
+_ONE_PATH = threading.Lock()  # a sweep plans its variants in threads, and sys.path is one for all
 ACTIONS = ("return", "set", "skip", "return_argument", "handler", "hide")
 TRAINERS = ("script", "embedded")
 ENGINES = ("mindspore", "torch_npu")
@@ -92,17 +95,18 @@ def state(patch: dict[str, Any]) -> str:
 
 def first_drift(patches: Iterable[dict[str, Any]], trainer: str, folders: Sequence[str]) -> str | None:
     """The first patch of this trainer whose target is gone from what a rank with these folders on its path would import."""
-    before = list(sys.path)
-    sys.path[:0] = folders
-    installed.version.cache_clear()
-    try:
-        for patch in patches:
-            if trainer in patch["trainers"] and (gone := drift(patch)):
-                return str(gone)
-    finally:
-        sys.path[:] = before
+    with _ONE_PATH:
+        before = list(sys.path)
+        sys.path[:0] = folders
         installed.version.cache_clear()
-    return None
+        try:
+            for patch in patches:
+                if trainer in patch["trainers"] and (gone := drift(patch)):
+                    return str(gone)
+        finally:
+            sys.path[:] = before
+            installed.version.cache_clear()
+        return None
 
 
 def state_in(patch: dict[str, Any], release: str) -> str:
@@ -118,15 +122,8 @@ def state_in(patch: dict[str, Any], release: str) -> str:
 
 
 def _read(file: Path) -> list[dict[str, Any]]:
-    import yaml
-
-    try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"The patch file {file} cannot be read: {error.strerror}.") from error
-    except yaml.YAMLError as error:
-        raise UsageError(f"The patch file {file} is not valid YAML: {' '.join(str(error).split())}") from error
-    if not isinstance(content, dict) or not isinstance(content.get("patches"), list):
+    content = read_yaml(file)
+    if not isinstance(content.get("patches"), list):
         raise UsageError(f"The patch file {file} has no list `patches`.")
     _refuse_unknown(content, _FILE_FIELDS, str(file))
     return [_checked(entry, content, file) for entry in content["patches"]]
@@ -155,10 +152,17 @@ def _checked(entry: Any, content: dict[str, Any], file: Path) -> dict[str, Any]:
         **entry,
         "project": content.get("project", file.stem),
         "package": entry.get("package") or content.get("package") or module.split(".")[0],
-        "versions": [str(version) for version in entry.get("versions") or content.get("versions") or []],
+        "versions": _texts(entry.get("versions") or content.get("versions") or [], f"{where}: `versions`"),
+        **({"moved_to": _texts(entry["moved_to"], f"{where}: `moved_to`")} if "moved_to" in entry else {}),
         "trainers": _chosen(entry.get("trainers", list(TRAINERS)), TRAINERS, f"{where}: `trainers`"),
         "engines": _chosen([content["engine"]] if "engine" in content else list(ENGINES), ENGINES, f"{file}: `engine`"),
     }
+
+
+def _texts(items: Any, where: str) -> list[str]:
+    if not isinstance(items, list) or not all(isinstance(item, (str, int, float)) for item in items):
+        raise UsageError(f"{where} must be a list of texts.")
+    return [str(item) for item in items]
 
 
 def _chosen(names: Any, known: Sequence[str], where: str) -> list[str]:
@@ -168,6 +172,6 @@ def _chosen(names: Any, known: Sequence[str], where: str) -> list[str]:
 
 
 def _refuse_unknown(fields: dict[str, Any], known: set[str], where: str) -> None:
-    unknown = sorted(set(fields) - known)
+    unknown = sorted(map(str, set(fields) - known))
     if unknown:
         raise UsageError(f"{where}: unknown field {', '.join(unknown)}; known are {', '.join(sorted(known))}.")

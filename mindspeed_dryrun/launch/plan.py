@@ -240,9 +240,12 @@ def rewritten_call(job: Job, level: int, out: Path) -> list[str]:
 def check_results(plan: Plan, report: Report) -> str | None:
     """`--check-classes`: a used peak that differs inside a class is a failure. A sentence tells the spread with fragments."""
     found = {rank.rank: rank for rank in report.ranks}
-    spread = 0
+    spread, failed = 0, []
     for rank, representative in plan.checks:
         mine, theirs = found.get(rank), found.get(representative)
+        if mine and theirs and (mine.used_peak_mb is None or theirs.used_peak_mb is None):
+            failed.append(rank)
+            continue
         if mine is None or theirs is None or mine.used_peak_mb != theirs.used_peak_mb:
             at = plan.job.layout.place(rank)
             used, other = (item.used_peak_mb if item else None for item in (mine, theirs))
@@ -253,6 +256,8 @@ def check_results(plan: Plan, report: Report) -> str | None:
         spread = max(spread, abs((mine.actual_peak_mb or 0) - (theirs.actual_peak_mb or 0)))
     if not plan.checks:
         return None
+    if failed:
+        return f"{len(failed)} of {len(plan.checks)} other ranks could not be compared with their class: one of the two failed."
     return (
         f"{len(plan.checks)} other ranks were simulated: used peaks are equal inside every class, "
         f"with fragments they differ by up to {spread}M."

@@ -19,6 +19,7 @@ import shutil
 import tempfile
 import time
 import zipfile
+import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
@@ -37,6 +38,7 @@ NO_CACHE = "MINDSPEED_DRYRUN_NO_CACHE"
 LIMIT_MB = 256
 MOST_ENTRIES = 4096
 _LARGEST_MB = 64  # of one entry: a quarter of the whole
+_LARGEST_UNPACKED_MB = 4096  # a table of allocations packs well; a zip bomb packs better
 # History: 1, first version.
 _FORMAT = 1
 # Of a login session and of a shell: no figure depends on them.
@@ -94,7 +96,7 @@ class RankCache:
             shutil.rmtree(target, ignore_errors=True)
             incoming.rename(target)
             os.utime(entry)  # the last ones used stay
-        except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile, DryRunError):
+        except (OSError, ValueError, KeyError, TypeError, DryRunError):
             shutil.rmtree(incoming, ignore_errors=True)
             return False
         return True
@@ -156,12 +158,18 @@ def write_entry(folder: Path, instead: Mapping[str, bytes]) -> bytes:
 
 
 def read_entry(path: Path) -> dict[str, bytes]:
-    """The files of an entry, by name. `DryRunError` for a name that leads out of the folder."""
-    with zipfile.ZipFile(path) as archive:
-        for name in archive.namelist():
-            if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
-                raise DryRunError(f"{path} holds a file with the name {name}.")
-        return {name: archive.read(name) for name in archive.namelist()}
+    """The files of an entry, by name. `DryRunError` for a damaged entry and for a name that leads out of the folder."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            for name in archive.namelist():
+                if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
+                    raise DryRunError(f"{path} holds a file with the name {name}.")
+            if sum(item.file_size for item in archive.infolist()) > _LARGEST_UNPACKED_MB << 20:
+                raise DryRunError(f"{path} unpacks to more than {_LARGEST_UNPACKED_MB} MB.")
+            return {name: archive.read(name) for name in archive.namelist()}
+    # RuntimeError: encrypted; NotImplementedError: another compression
+    except (zipfile.BadZipFile, zlib.error, OSError, ValueError, EOFError, RuntimeError, NotImplementedError) as error:
+        raise DryRunError(f"{path} is damaged: {error}.") from error
 
 
 @functools.cache

@@ -125,8 +125,8 @@ def _run(plan: Plan, out: Path, execution: Execution, view: View | None) -> Repo
     from mindspeed_dryrun.launch.rank_cache import open_cache
     from mindspeed_dryrun.record.summary import build_report
 
-    if plan.problem:
-        raise UsageError(plan.problem if plan.problem.endswith(".") else plan.problem + ".")
+    if problem := plan.problem:
+        raise UsageError(problem if problem.endswith(".") else problem + ".")
     record = Record.create(out, job_file(plan))
     record.write_json("patches.json", list(plan.patches))
     if execution.fresh:

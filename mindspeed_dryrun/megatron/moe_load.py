@@ -65,7 +65,7 @@ def parse(value: str) -> MoeLoad:
         return MoeLoad(factor=_factor(value))
     try:
         data = json.loads(value if value.startswith("[") else Path(value).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"The MoE load '{value}' is not even, hot:X or a readable JSON file ({error}).") from None
     return MoeLoad(tokens=_tokens(value, data))
 

@@ -177,7 +177,7 @@ def read_json(path: Path) -> Any:
     """The file's JSON; None where it is missing or not JSON."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
 
 

@@ -43,7 +43,7 @@ def build_report(record_dir: Path) -> Report:
     job, results = record.job(), record.results()
     plan = {task.rank: task for task in job.plan}
     for rank, result in results.items():
-        plan.setdefault(rank, PlannedRank(rank=rank, represents=tuple(result.get("represents") or (rank,))))
+        plan.setdefault(rank, _unplanned(rank, result.get("represents")))
     represents = _exactly_once(plan)
     layout = _layout(job.job)
     ranks = [_rank_report(job, layout, plan[rank], results[rank], represents[rank]) for rank in sorted(results)]
@@ -210,6 +210,12 @@ def _layout(job: JobSummary) -> Layout | None:
         return read_layout(Arguments(job.trainer_args), job.world_size)
     except DryRunError:
         return None
+
+
+def _unplanned(rank: int, represents: Any) -> PlannedRank:
+    """A rank that has a result and no plan: it stands for whom its result names."""
+    where = f"The result.json of rank {rank}"
+    return read_as(PlannedRank, {"rank": rank, "represents": represents or (rank,)}, where)
 
 
 def _exactly_once(plan: Mapping[int, PlannedRank]) -> dict[int, tuple[int, ...]]:

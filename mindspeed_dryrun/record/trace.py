@@ -47,6 +47,10 @@ class Trace:
         return sum(operator.total_us for operator in self.operators)
 
 
+def _process_name(args: Any) -> str:
+    return str(args.get("name", "")) if isinstance(args, dict) else ""
+
+
 def read_trace(path: Path) -> Trace:
     """Device and communication operators where the trace names its processes, else every complete event."""
     processes: dict[str, str] = {}
@@ -58,7 +62,7 @@ def read_trace(path: Path) -> Trace:
             events += 1
             phase, pid = event.get("ph"), str(event.get("pid"))
             if phase == "M" and event.get("name") == "process_name":
-                processes[pid] = str((event.get("args") or {}).get("name", ""))
+                processes[pid] = _process_name(event.get("args"))
                 continue
             name = _NUMBER.sub("", str(event.get("name", "")).rsplit("/", 1)[-1])
             duration = None

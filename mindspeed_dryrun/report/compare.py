@@ -196,7 +196,7 @@ def read_published(path: Path) -> tuple[str, tuple[str, str], list[tuple[str, Co
             runs = [Run(label, report, {}, {}) for label, report in zip(labels, (a, b), strict=True)]
             found.append((str(pair["scenario"]), compare(*runs), a, b))
         return str(data["title"]), labels, found
-    except (ValueError, KeyError, TypeError, IndexError) as error:
+    except (OSError, ValueError, KeyError, TypeError, IndexError, OverflowError, RecursionError) as error:
         raise UsageError(f"{path} is not a file of A/B figures ({error!r}).") from None
 
 

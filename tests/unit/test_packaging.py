@@ -1,4 +1,4 @@
-"""What the wheel holds: every file of the package, and the patch catalogue."""
+"""What the wheel holds: every file of the package, the patch catalogue and the examples; who may install it."""
 
 from __future__ import annotations
 
@@ -22,9 +22,11 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return next(folder.glob("*.whl"))
 
 
-def test_the_wheel_holds_the_package_and_the_catalogue(wheel: Path) -> None:
-    tracked = subprocess.run(["git", "ls-files", "mindspeed_dryrun", "patches"], cwd=ROOT, capture_output=True, text=True, check=True)
-    wanted = {name.replace("patches/", "mindspeed_dryrun/catalogue/", 1) if name.startswith("patches/") else name for name in tracked.stdout.split()}
+def test_the_wheel_holds_the_package_the_catalogue_the_devices_and_the_examples(wheel: Path) -> None:
+    inside = {"patches/": "mindspeed_dryrun/catalogue/", "examples/": "mindspeed_dryrun/examples/", "mindspeed_dryrun/": "mindspeed_dryrun/"}
+    tracked = subprocess.run(["git", "ls-files", *inside], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    wanted = {inside[name.partition("/")[0] + "/"] + name.partition("/")[2] for name in tracked}
+    assert "mindspeed_dryrun/devices/ascend910b-64g.yaml" in wanted and "mindspeed_dryrun/examples/pretrain_llama31_8b_ms.sh" in wanted
     with zipfile.ZipFile(wheel) as archive:
         assert wanted <= set(archive.namelist())
 
@@ -48,3 +50,37 @@ def test_the_wheel_runs_the_example_without_the_source_tree(wheel: Path, tmp_pat
     assert "58166M" in run("device")
     assert "mindspore-grouped-matmul" in run("patches")
     assert json.loads(run("launch", "train.sh", "--plan-only", "--json"))["job"]["world_size"] == 4
+
+
+def test_the_installed_examples_can_be_found_and_copied(wheel: Path, tmp_path: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path / "site")
+    command = [sys.executable, "-m", "mindspeed_dryrun", "examples"]
+    environ = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
+    said = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, check=True).stdout
+    assert said.splitlines()[0] == str(tmp_path / "site" / "mindspeed_dryrun" / "examples")
+    subprocess.run([*command, "mine"], cwd=tmp_path, env=environ, capture_output=True, check=True)
+    assert (tmp_path / "mine" / "sweeps" / "product.yaml").is_file()
+    again = subprocess.run([*command, "mine"], cwd=tmp_path, env=environ, capture_output=True, text=True, check=False)
+    assert again.returncode == 2 and "mine exists." in again.stderr
+
+
+def test_another_python_is_refused_with_a_sentence(wheel: Path) -> None:
+    program = "import sys; sys.version_info = (3, 12, 1); from mindspeed_dryrun.__main__ import main; sys.exit(main(['doctor']))"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.startswith("mindspeed-dryrun runs on Python 3.10 and 3.11, and this is Python 3.12: ")
+    with zipfile.ZipFile(wheel) as archive:
+        metadata = next(name for name in archive.namelist() if name.endswith("METADATA"))
+        assert "Requires-Python: <3.12,>=3.10" in archive.read(metadata).decode()
+
+
+@pytest.mark.parametrize("script", sorted((ROOT / "examples").glob("*.sh")), ids=lambda path: path.stem)
+def test_an_example_makes_every_folder_that_it_redirects_into(script: Path, tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    for name in ("msrun", "torchrun"):
+        (tmp_path / "bin" / name).write_text("#!/bin/sh\nexit 0\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+    environ = {**os.environ, "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
+    done = subprocess.run(["bash", str(script)], cwd=tmp_path, env=environ, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and "No such file" not in done.stderr, done.stderr

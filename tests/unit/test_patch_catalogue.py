@@ -6,7 +6,10 @@ import importlib
 import json
 import re
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -62,7 +65,7 @@ def test_a_users_patch_is_added_and_replaces_ours_of_the_same_name(tmp_path: Pat
         ("patches: [{name: x, target: 'a:b', handler: nowhere}]", "module:function"),
         ("patches: [{name: x, target: 'a:b', skip: true, trainers: [mine]}]", "trainers"),
         ("patches: [{name: x, target: 'a:b', skip: true, colour: red}]", "unknown field colour"),
-        ("patches: [", "not valid YAML"),
+        ("patches: [", "is not YAML"),
     ],
 )
 def test_a_wrong_file_is_refused_with_a_sentence(tmp_path: Path, text: str, message: str) -> None:
@@ -71,7 +74,7 @@ def test_a_wrong_file_is_refused_with_a_sentence(tmp_path: Path, text: str, mess
 
 
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="cannot be read"):
+    with pytest.raises(UsageError, match="Cannot read"):
         catalogue.compile([tmp_path / "none.yaml"])
 
 
@@ -110,3 +113,24 @@ def test_every_place_names_the_same_versions_of_mindspore() -> None:
     default = (project / "launch" / "environment.sh").read_text()
     assert f"MINDSPORE=${{MINDSPORE:-{known[0]}}}" in default
     assert {release.mindspore for release in releases.RELEASES.values()} <= set(known)
+
+
+def test_plans_made_at_once_do_not_see_each_others_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sweep plans in threads: one that is done must not take the folders of another off the path."""
+    wrong = []
+
+    def slow(patch: dict[str, Any]) -> None:
+        time.sleep(0.005)
+        if sys.path[0] != patch["folder"] or any(name in sys.path for name in patch["others"]):
+            wrong.append(list(sys.path[:3]))
+
+    monkeypatch.setattr(catalogue, "drift", slow)
+    folders = [f"/folder/{number}" for number in range(4)]
+
+    def plan(folder: str) -> str | None:
+        others = [name for name in folders if name != folder]
+        return catalogue.first_drift([{"trainers": ["script"], "folder": folder, "others": others}] * 5, "script", [folder])
+
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(plan, folders)) == [None] * 4
+    assert not wrong

@@ -93,13 +93,18 @@ def test_checked_classes_still_cover_the_world_once() -> None:
     plan = make_plan(job(), RunSpec(check_classes=3), None)
     assert sorted(rank for task in plan.tasks for rank in task.represents) == list(range(8))
     assert len(plan.tasks) == 5 and len(plan.checks) == 3
-    same = dict.fromkeys(range(8), 100)
+    same: dict[int, int | None] = dict.fromkeys(range(8), 100)
     check_results(plan, report(same))
     with pytest.raises(DryRunError, match="101M"):
         check_results(plan, report({**same, plan.checks[0][0]: 101}))
 
 
-def report(peaks: dict[int, int]) -> Report:
+def test_ranks_that_failed_are_not_called_equal() -> None:
+    plan = make_plan(job(), RunSpec(check_classes=3), None)
+    assert "3 of 3 other ranks could not be compared" in str(check_results(plan, report(dict.fromkeys(range(8)))))
+
+
+def report(peaks: dict[int, int | None]) -> Report:
     ranks = [rank(number, (number,), 0, "ok", used_peak_mb=peak, actual_peak_mb=peak) for number, peak in peaks.items()]
     return summarise(None, EngineSummary(), ranks, CRITERIA)
 

@@ -15,8 +15,8 @@ from mindspeed_dryrun.errors import UsageError
 from mindspeed_dryrun.launch.msrun_call import read_msrun_call
 from mindspeed_dryrun.megatron import flags, settings
 
-CORPUS = Path(__file__).parents[2] / ".." / "shared" / "corpus" / "msrun_calls.jsonl"
-CALLS = [json.loads(line) for line in CORPUS.read_text(encoding="utf-8").splitlines()] if CORPUS.exists() else []
+CORPUS = Path(__file__).parents[1] / "corpus" / "msrun_calls.jsonl"
+CALLS = [json.loads(line) for line in CORPUS.read_text(encoding="utf-8").splitlines()]
 DENSE = [call for call in CALLS if Path(call["script"]).name.startswith("pretrain_") and "--num-experts" not in call["argv"]]
 
 QWEN = (  # noqa: SIM905
@@ -30,7 +30,6 @@ def read(*more: str, world_size: int = 4) -> settings.Settings:
     return settings.read([*QWEN, *more], rank=0, world_size=world_size)
 
 
-@pytest.mark.skipif(not DENSE, reason="the corpus of msrun calls is not beside this checkout")
 @pytest.mark.parametrize("call", DENSE, ids=lambda call: Path(call["script"]).stem)
 def test_every_dense_pretraining_call_of_the_corpus_can_be_run(call: dict[str, object]) -> None:
     report = flags.check(read_msrun_call(list(call["argv"]), "/").program_args)  # type: ignore[call-overload]

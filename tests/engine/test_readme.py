@@ -1,0 +1,160 @@
+"""A new user follows README.md from top to bottom: every command that it shows works as it stands, on this machine.
+
+Commands are the lines of its `bash` and `console` blocks, and code in its tables that starts with a verb. Three words stand for
+something of the user's: SCRIPT (the first script that the README itself launches), RECORD (what the last launch left) and msrun_log
+(worker logs of a real run: those of the first launch).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from mindspeed_dryrun.commands import VERBS
+from mindspeed_dryrun.engines.packages import packages_folder
+
+ROOT = Path(__file__).resolve().parents[2]
+READMES = ("README.md", "README.zh-CN.md")
+_BLOCK = re.compile(r"^```(bash|console)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+_CODE = re.compile(r"`([^`]+)`")
+_RANK_ROW = re.compile(r"^ *▶?\d+ .*\d+M")
+# Set-up of a machine, or this very test: what they name must exist, and that is all.
+_INSTALLS = re.compile(r"^(bash (launch|tests)/|pip |git |python3? -m (pip|venv))")
+_MINUTES = ("sweep", "search")
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A command of the README, and the output that is shown below it."""
+
+    command: str
+    output: tuple[str, ...] = ()
+
+    @property
+    def words(self) -> list[str]:
+        return shlex.split(self.command, comments=True)
+
+    @property
+    def verb(self) -> str:
+        if self.words[:2] == ["python", "-m"]:
+            return self.words[2].rpartition(".")[2]
+        return self.words[1] if self.words[0] == "mindspeed-dryrun" else self.words[0]
+
+
+def shown_commands(text: str) -> list[Shown]:
+    """In the order of the text."""
+    found: list[tuple[int, Shown]] = []
+    for block in _BLOCK.finditer(text):
+        lines = block[2].splitlines()
+        if block[1] == "bash":
+            found += [(block.start(), Shown(line)) for line in lines if line.strip() and not line.startswith("#")]
+            continue
+        starts = [number for number, line in enumerate(lines) if line.startswith("$ ")]
+        for start, end in zip(starts, [*starts[1:], len(lines)], strict=True):
+            found.append((block.start(), Shown(lines[start][2:], tuple(lines[start + 1 : end]))))
+    for row in re.finditer(r"^\|.*\|$", text, re.MULTILINE):
+        for code in _CODE.findall(row[0]):
+            words = code.removeprefix("mindspeed-dryrun").split()
+            if words and words[0] in VERBS:
+                found.append((row.start(), Shown("mindspeed-dryrun " + code.removeprefix("mindspeed-dryrun").strip())))
+    return [item for _, item in sorted(found, key=lambda pair: pair[0])]
+
+
+@dataclass
+class User:
+    """A clone of the repository, and what the commands have left in it."""
+
+    clone: Path
+    script: str
+    record: str = ""
+    said: list[str] = field(default_factory=list)
+
+    def follow(self, shown: Shown) -> subprocess.CompletedProcess[str]:
+        command = re.sub(r"\bSCRIPT\b", self.script, shown.command)
+        command = re.sub(r"\bRECORD\b", self.record or "RECORD", command)
+        environ = {**os.environ, "PATH": f"{self.clone / '.bin'}:{os.environ['PATH']}", "PYTHONPATH": str(self.clone)}
+        process = subprocess.Popen(["bash", "-c", f"exec {command}"], cwd=self.clone, env=environ, text=True, stdin=subprocess.DEVNULL,
+                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)  # fmt: skip
+        if shown.verb == "studio":  # serves until it is interrupted
+            assert process.stderr and "The studio is at" in process.stderr.readline()
+            process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=500)
+        if record := re.search(r"^record: (\S+)$", out, re.MULTILINE):
+            self.record = record[1]
+            if not (self.clone / "msrun_log").exists():
+                self._real_run()
+        return subprocess.CompletedProcess(command, process.returncode, out, err)
+
+    def _real_run(self) -> None:
+        for log in (self.clone / self.record / "ranks").glob("*/worker.log"):
+            target = self.clone / "msrun_log" / f"worker_{int(log.parent.name)}.log"
+            target.parent.mkdir(exist_ok=True)
+            shutil.copy(log, target)
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for name in tracked.split("\0"):
+        if name and (ROOT / name).is_file():
+            (tmp_path / "clone" / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, tmp_path / "clone" / name)
+    programs = tmp_path / "clone" / ".bin"
+    programs.mkdir()
+    for name, line in (("mindspeed-dryrun", f"{sys.executable} -m mindspeed_dryrun"), ("python", sys.executable)):
+        (programs / name).write_text(f'#!/bin/sh\nexec {line} "$@"\n')
+        (programs / name).chmod(0o755)
+    return tmp_path / "clone"
+
+
+def follow_all(clone: Path, readme: str, chosen: list[Shown]) -> None:
+    launched = next(item for item in shown_commands((ROOT / readme).read_text(encoding="utf-8")) if item.verb == "launch")
+    user = User(clone, next(word for word in launched.words if word.endswith(".sh")))
+    for shown in chosen:
+        if _INSTALLS.match(shown.command):
+            assert all((ROOT / word).exists() for word in shown.words if word.endswith(".sh")), shown.command
+            continue
+        if shown.verb == "studio" and importlib.util.find_spec("uvicorn") is None:
+            continue  # the README says that it needs an extra
+        done = user.follow(shown)
+        said = f"{shown.command}\nexit status {done.returncode}\n{done.stdout[-1500:]}\n{done.stderr[-1500:]}"
+        assert done.returncode in ((0, 130) if shown.verb == "studio" else (0, 3)), said
+        assert "Traceback" not in done.stdout + done.stderr, said
+        for line in shown.output:
+            if _RANK_ROW.match(line):
+                assert line in done.stdout.splitlines(), f"the README shows\n{line}\n{said}"
+
+
+@pytest.mark.engine
+@pytest.mark.skipif(not packages_folder().is_dir(), reason="mindspeed-dryrun setup has not been run")
+@pytest.mark.parametrize("readme", READMES)
+def test_every_command_of_the_readme_works(clone: Path, readme: str) -> None:
+    if shutil.which("npu-smi"):
+        pytest.skip("this machine has cards: the README is about one that has none")
+    commands = shown_commands((ROOT / readme).read_text(encoding="utf-8"))
+    follow_all(clone, readme, [item for item in commands if item.verb not in _MINUTES])
+
+
+@pytest.mark.slow
+@pytest.mark.engine
+@pytest.mark.skipif(not packages_folder().is_dir(), reason="mindspeed-dryrun setup has not been run")
+def test_the_commands_that_take_minutes_work(clone: Path) -> None:
+    commands = shown_commands((ROOT / READMES[0]).read_text(encoding="utf-8"))
+    follow_all(clone, READMES[0], [item for item in commands if item.verb in _MINUTES])
+
+
+@pytest.mark.parametrize("readme", READMES)
+def test_the_readme_shows_commands(readme: str) -> None:
+    """A README that is written another way must not leave nothing to test."""
+    verbs = {item.verb for item in shown_commands((ROOT / readme).read_text(encoding="utf-8"))}
+    assert {"launch", "explain", "compare", "sweep", "search", "doctor"} <= verbs
