@@ -81,8 +81,8 @@ def forward_step_of(settings: Settings, pair: preference.Pair | None) -> Any:
     return forward_step
 
 
-def train(settings: Settings, chunks: list[Any], optimizer: Any, frozen: list[Any] | None = None) -> None:
-    """`--train-iters` iterations: forward and backward by megatron-core's schedule, then an optimizer step."""
+def _connect(settings: Settings, chunks: list[Any], optimizer: Any) -> None:
+    """What megatron-core's schedule calls on the way: scaling, and gradients and weights exchanged while others compute."""
     config = get_model_config(chunks[0])
     config.grad_scale_func = optimizer.scale_loss if settings.fp16 else None
     config.finalize_model_grads_func = finalize_model_grads
@@ -96,6 +96,11 @@ def train(settings: Settings, chunks: list[Any], optimizer: Any, frozen: list[An
             functions = getattr(config, name)
             if isinstance(functions, list):
                 setattr(config, name, functions[0])
+
+
+def train(settings: Settings, chunks: list[Any], optimizer: Any, frozen: list[Any] | None = None) -> None:
+    """`--train-iters` iterations: forward and backward by megatron-core's schedule, then an optimizer step."""
+    _connect(settings, chunks, optimizer)
     for chunk in chunks:
         chunk.train()
 
