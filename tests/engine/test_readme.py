@@ -82,6 +82,8 @@ class User:
     def follow(self, shown: Shown) -> subprocess.CompletedProcess[str]:
         command = re.sub(r"\bSCRIPT\b", self.script, shown.command)
         command = re.sub(r"\bRECORD\b", self.record or "RECORD", command)
+        if "--try" in shown.words and "--yes" not in shown.words:
+            command += " --yes"  # it asks, and there is no terminal to answer at
         environ = {**os.environ, "PATH": f"{self.clone / '.bin'}:{os.environ['PATH']}", "PYTHONPATH": str(self.clone)}
         process = subprocess.Popen(["bash", "-c", f"exec {command}"], cwd=self.clone, env=environ, text=True, stdin=subprocess.DEVNULL,
                                    stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)  # fmt: skip
