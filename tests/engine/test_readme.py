@@ -8,6 +8,7 @@ something of the user's: SCRIPT (the first script that the README itself launche
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import re
 import shlex
@@ -98,10 +99,12 @@ class User:
         return subprocess.CompletedProcess(command, process.returncode, out, err)
 
     def _real_run(self) -> None:
-        for log in (self.clone / self.record / "ranks").glob("*/worker.log"):
-            target = self.clone / "msrun_log" / f"worker_{int(log.parent.name)}.log"
-            target.parent.mkdir(exist_ok=True)
-            shutil.copy(log, target)
+        (self.clone / "msrun_log").mkdir()
+        report = json.loads((self.clone / self.record / "report.json").read_text(encoding="utf-8"))
+        for rank in report["ranks"]:
+            for other in rank["represents"]:  # a real run has the logs of all ranks
+                log = self.clone / self.record / "ranks" / f"{rank['rank']:05d}" / "worker.log"
+                shutil.copy(log, self.clone / "msrun_log" / f"worker_{other}.log")
 
 
 @pytest.fixture
