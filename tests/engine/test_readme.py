@@ -8,6 +8,7 @@ something of the user's: SCRIPT (the first script that the README itself launche
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import re
 import shlex
@@ -82,6 +83,8 @@ class User:
     def follow(self, shown: Shown) -> subprocess.CompletedProcess[str]:
         command = re.sub(r"\bSCRIPT\b", self.script, shown.command)
         command = re.sub(r"\bRECORD\b", self.record or "RECORD", command)
+        if "--try" in shown.words and "--yes" not in shown.words:
+            command += " --yes"  # it asks, and there is no terminal to answer at
         environ = {**os.environ, "PATH": f"{self.clone / '.bin'}:{os.environ['PATH']}", "PYTHONPATH": str(self.clone)}
         process = subprocess.Popen(["bash", "-c", f"exec {command}"], cwd=self.clone, env=environ, text=True, stdin=subprocess.DEVNULL,
                                    stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)  # fmt: skip
@@ -96,10 +99,12 @@ class User:
         return subprocess.CompletedProcess(command, process.returncode, out, err)
 
     def _real_run(self) -> None:
-        for log in (self.clone / self.record / "ranks").glob("*/worker.log"):
-            target = self.clone / "msrun_log" / f"worker_{int(log.parent.name)}.log"
-            target.parent.mkdir(exist_ok=True)
-            shutil.copy(log, target)
+        (self.clone / "msrun_log").mkdir()
+        report = json.loads((self.clone / self.record / "report.json").read_text(encoding="utf-8"))
+        for rank in report["ranks"]:
+            for other in rank["represents"]:  # a real run has the logs of all ranks
+                log = self.clone / self.record / "ranks" / f"{rank['rank']:05d}" / "worker.log"
+                shutil.copy(log, self.clone / "msrun_log" / f"worker_{other}.log")
 
 
 @pytest.fixture
