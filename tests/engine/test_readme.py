@@ -29,8 +29,8 @@ READMES = ("README.md", "README.zh-CN.md")
 _BLOCK = re.compile(r"^```(bash|console)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _CODE = re.compile(r"`([^`]+)`")
 _RANK_ROW = re.compile(r"^ *▶?\d+ .*\d+M")
-# Set-up of a machine, or this very test: what they name must exist, and that is all.
-_INSTALLS = re.compile(r"^(bash (launch|tests)/|pip |git |python3? -m (pip|venv))")
+# Set-up of a machine, what clones from the network, or this very test: what they name must exist, and that is all.
+_INSTALLS = re.compile(r"^(bash (launch|tests)/|pip |git |python3? -m (pip|venv)|mindspeed-dryrun setup --stack)")
 _MINUTES = ("sweep", "search")
 
 
@@ -129,6 +129,8 @@ def follow_all(clone: Path, readme: str, chosen: list[Shown]) -> None:
         if _INSTALLS.match(shown.command):
             assert all((ROOT / word).exists() for word in shown.words if word.endswith(".sh")), shown.command
             continue
+        if any(word.endswith("_ptd.sh") for word in shown.words) and importlib.util.find_spec("torch_npu") is None:
+            continue  # the README says that torchrun's scripts have an environment of their own
         if shown.verb == "studio" and importlib.util.find_spec("uvicorn") is None:
             continue  # the README says that it needs an extra
         done = user.follow(shown)
