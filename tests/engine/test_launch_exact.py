@@ -6,6 +6,7 @@ much is bounded here.
 
 from __future__ import annotations
 
+import csv
 import os
 from pathlib import Path
 
@@ -88,3 +89,13 @@ def test_ranks_of_a_class_are_equal(tmp_path: Path, world: int, layers: int, ext
     for item in classes.values():
         peaks = {rank: every[rank].used_peak_mb for rank in item.represents}
         assert set(peaks.values()) == {item.used_peak_mb}, peaks
+
+
+def test_communicators_are_those_that_the_engine_lists(tmp_path: Path) -> None:
+    ranks = run(job(4, 4, 4, f"{pp(2)} --tensor-model-parallel-size 2 --sequence-parallel"), tmp_path / "record")
+    for rank, report in ranks.items():
+        folder = tmp_path / "record" / "ranks" / f"{rank:05d}" / f"rank_{rank}" / "execute_order"
+        with (folder / "comm_execute_order.csv").open(newline="") as stream:
+            listed = {row["group"]: len(row["comm_rank"].split()) for row in csv.DictReader(stream)}
+        assert listed and {item.group: item.size for item in report.communicators} == listed
+        assert {item.buffer_mb for item in report.communicators} == {400}
