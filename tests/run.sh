@@ -2,7 +2,7 @@
 # The test command: sets up what is needed, checks style and types, runs every test that is not marked slow or stack.
 # Arguments go to pytest: `bash tests/run.sh -k stand_in`.
 set -euo pipefail
-EXTRAS=engine,test,ray
+EXTRAS=engine,test,ray,studio
 . "$(dirname "${BASH_SOURCE[0]}")/../launch/environment.sh"
 cd "$ROOT"
 if ! command -v chromium >/dev/null && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
