@@ -289,7 +289,7 @@ def page() -> str:
         f"{fuzz['failures']} failures. A reader has 10 s and 1 GB for each.", "",
         "| reader | inputs |", "|---|---:|", *(f"| {name} | {number} |" for name, number in fuzz["inputs"].items()), "",
         "## Rank classes", "",
-        f"`python benchmarks/class_table.py --save` runs `launch SCRIPT --check-classes N` on every rank of {len(classes)} layouts: used peaks must be equal "
+        f"`python benchmarks/class_table.py --save` runs `launch` with `--check-classes` on every rank of {len(classes)} layouts: used peaks must be equal "
         f"inside every class. They are not in {sum(bool(item['problem']) for item in classes)}. Peaks with fragments may differ; the last "
         "column but one says by how much.", "",
         "| layout | ranks | classes | used peak of each class, MB | fragments differ by, MB | equal |", "|---|---:|---:|---|---:|---|",
