@@ -186,6 +186,7 @@ def test_what_is_impossible_is_explained(served: Served, page: Any) -> None:
     page.wait_for_selector("#problem[hidden]", state="attached")
 
 
+@pytest.mark.slow  # who is killed first depends on the load of the machine
 def test_a_killed_engine_is_reported_and_the_page_recovers(served: Served, page: Any) -> None:
     page.goto(served.address)
     done(page, "55389M")
