@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
 from collections.abc import Mapping
@@ -44,24 +45,29 @@ class Activation:
     @classmethod
     def from_env(cls, environ: Mapping[str, str]) -> Activation:
         """The activation of an environment; `Activation()` where there is none or it cannot be read."""
-        try:
-            data = json.loads(environ.get(VARIABLE) or "{}")
-        except ValueError:
-            return cls()
-        if not isinstance(data, dict):
-            return cls()
-        default = cls()
-        told: dict[str, Any] = {field.name: data[field.name] for field in dataclasses.fields(cls) if field.name in data}
-        for name, value in told.items():
-            if not isinstance(value, list if name == "options" else type(getattr(default, name))):
-                return default
-        return cls(**{**told, "options": tuple(map(str, told.get("options", ())))})
+        return _read(environ.get(VARIABLE) or "{}")
 
     def to_env(self) -> dict[str, str]:
         """The variable; fields at their defaults are left out. Not escaped: the shims, in shell, read `python` from it."""
         names, default = [field.name for field in dataclasses.fields(self)], Activation()
         told = {name: getattr(self, name) for name in names if getattr(self, name) != getattr(default, name)}
         return {VARIABLE: json.dumps(told, ensure_ascii=False)}
+
+
+@functools.lru_cache(maxsize=8)  # handlers ask at every call
+def _read(text: str) -> Activation:
+    default = Activation()
+    try:
+        data = json.loads(text)
+    except ValueError:
+        return default
+    if not isinstance(data, dict):
+        return default
+    told: dict[str, Any] = {field.name: data[field.name] for field in dataclasses.fields(Activation) if field.name in data}
+    for name, value in told.items():
+        if not isinstance(value, list if name == "options" else type(getattr(default, name))):
+            return default
+    return Activation(**{**told, "options": tuple(map(str, told.get("options", ())))})
 
 
 def current() -> Activation:
