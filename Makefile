@@ -2,6 +2,6 @@
 .PHONY: test unit lint docs wheel
 test: ; bash tests/run.sh
 unit: ; bash tests/run.sh tests/unit
-lint: ; ruff check . && mypy && lint-imports
+lint: ; ruff check . && ruff format --check . && mypy && lint-imports
 docs: ; mkdocs build --strict
 wheel: ; python -m build

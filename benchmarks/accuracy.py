@@ -32,26 +32,41 @@ COMMON = """
 --tokenizer-type PretrainedFromHF --tokenizer-name-or-path nowhere --data-path nowhere --split 100,0,0 --eval-iters 0
 --eval-interval 2000 --save-interval 2000 --log-interval 1 --distributed-backend nccl --ai-framework mindspore
 """
-QWEN25_7B = COMMON + """
+QWEN25_7B = (
+    COMMON
+    + """
 --num-layers 28 --hidden-size 3584 --ffn-hidden-size 18944 --num-attention-heads 28 --group-query-attention
 --num-query-groups 4 --add-qkv-bias --norm-epsilon 1e-6 --rotary-base 1000000 --padded-vocab-size 152064
 """
-LLAMA31_8B = COMMON + """
+)
+LLAMA31_8B = (
+    COMMON
+    + """
 --num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 --num-attention-heads 32 --group-query-attention
 --num-query-groups 8 --norm-epsilon 1e-5 --rotary-base 500000 --padded-vocab-size 128256
 """
-QWEN3_8B = COMMON + """
+)
+QWEN3_8B = (
+    COMMON
+    + """
 --num-layers 36 --hidden-size 4096 --ffn-hidden-size 12288 --num-attention-heads 32 --group-query-attention --kv-channels 128
 --num-query-groups 8 --qk-layernorm --norm-epsilon 1e-6 --rotary-base 1000000 --padded-vocab-size 151936
 --spec mindspeed_llm.tasks.models.spec.qwen3_spec layer_spec
 """
-INTERNLM2_20B = COMMON + """
+)
+INTERNLM2_20B = (
+    COMMON
+    + """
 --num-layers 48 --hidden-size 6144 --ffn-hidden-size 16384 --num-attention-heads 48 --group-query-attention
 --num-query-groups 8 --norm-epsilon 1e-5 --rotary-base 1000000 --padded-vocab-size 92544
 """
-LLAMA2_13B = COMMON + """
+)
+LLAMA2_13B = (
+    COMMON
+    + """
 --num-layers 40 --hidden-size 5120 --ffn-hidden-size 13824 --num-attention-heads 40 --norm-epsilon 1e-5 --padded-vocab-size 32000
 """
+)
 FULL = "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
 
 
@@ -116,7 +131,9 @@ CASES = TUTORIAL | {
 
 def job_of(case: Case) -> Job:
     argv = ["--worker_num", str(case.world_size), "--local_worker_num", str(min(8, case.world_size)), "pretrain_gpt.py"]
-    return understand(read_msrun_call([*argv, *override_args(case.flags.split(), case.layout.split())], str(Path.cwd())), "a case")
+    return understand(
+        read_msrun_call([*argv, *override_args(case.flags.split(), case.layout.split())], str(Path.cwd())), "a case"
+    )
 
 
 def run(case: Case, trainer: str, out: Path, jobs: int) -> Report:
@@ -139,7 +156,10 @@ def difference(ours: int | None, theirs: int | None) -> str:
 
 
 def tutorial_table(reports: dict[str, Report]) -> str:
-    lines = ["| job | rank | embedded trainer | published dry run | difference (used) | published NPU |", "|---|---|---|---|---|---|"]
+    lines = [
+        "| job | rank | embedded trainer | published dry run | difference (used) | published NPU |",
+        "|---|---|---|---|---|---|",
+    ]
     for name, report in reports.items():
         for rank in report.ranks:
             dry, npu = PUBLISHED[name] if rank.stage == 0 else (None, None)
@@ -151,7 +171,10 @@ def tutorial_table(reports: dict[str, Report]) -> str:
 
 
 def stack_table(embedded: dict[str, Report], real: dict[str, Report]) -> str:
-    lines = ["| case | model | ranks | rank | embedded | MindSpeed-LLM | used | with fragments |", "|---|---|---|---|---|---|---|---|"]
+    lines = [
+        "| case | model | ranks | rank | embedded | MindSpeed-LLM | used | with fragments |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
     for name, report in embedded.items():
         theirs = {rank.rank: rank for rank in real[name].ranks}
         for rank in report.ranks:

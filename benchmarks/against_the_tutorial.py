@@ -114,9 +114,7 @@ def our_way(script: Path, sets: list[str], folder: Path) -> Cost:
         command += ["--set", item]
     wall, cpu, host = measure(command, {**os.environ, "PYTHONPATH": str(ROOT)}, folder)
     report = json.loads((folder / "record" / "report.json").read_text())
-    peaks = {
-        rank: (item["used_peak_mb"], item["actual_peak_mb"]) for item in report["ranks"] for rank in item["represents"]
-    }
+    peaks = {rank: (item["used_peak_mb"], item["actual_peak_mb"]) for item in report["ranks"] for rank in item["represents"]}
     logs = (folder / "record").glob("ranks/*/worker.log")
     return Cost(wall, cpu, sum(path.stat().st_size for path in logs) / 2**20, host, peaks)
 
@@ -126,9 +124,7 @@ def main() -> int:
     parser.add_argument("--script", type=Path, default=ROOT / "examples/pretrain_qwen25_7b_32k_ms.sh")
     parser.add_argument("--set", action="append", default=[], dest="sets", metavar="NAME=VALUE")
     parser.add_argument("--sample-ranks", type=int, help="run so many ranks of the tutorial's way and scale up")
-    parser.add_argument(
-        "--sample-microbatches", type=int, help="run so many microbatches, and twice as many, and scale up"
-    )
+    parser.add_argument("--sample-microbatches", type=int, help="run so many microbatches, and twice as many, and scale up")
     args = parser.parse_args()
     job = read_job(args.script, RunSpec(sets=dict(item.split("=", 1) for item in args.sets)))
     folder = Path(tempfile.mkdtemp(prefix="against-the-tutorial-"))
@@ -140,9 +136,7 @@ def main() -> int:
             few = tutorial_way(job, ranks, args.sample_microbatches, folder / "few")
             more = tutorial_way(job, ranks, 2 * args.sample_microbatches, folder / "more")
             tutorial = few.plus(more, (job.microbatches - args.sample_microbatches) / args.sample_microbatches)
-            said.append(
-                f"from {args.sample_microbatches} and {2 * args.sample_microbatches} of {job.microbatches} microbatches"
-            )
+            said.append(f"from {args.sample_microbatches} and {2 * args.sample_microbatches} of {job.microbatches} microbatches")
         else:
             tutorial = tutorial_way(job, ranks, job.microbatches, folder / "all")
         if ranks < job.world_size:

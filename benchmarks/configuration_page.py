@@ -1,6 +1,6 @@
 """The tables of docs/configuration.md from the JSON Schemas.
 
-    python benchmarks/configuration_page.py        # writes the part of the page below its marker
+python benchmarks/configuration_page.py        # writes the part of the page below its marker
 """
 
 from __future__ import annotations
@@ -12,7 +12,12 @@ from mindspeed_dryrun.commands.schema import schemas
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "configuration.md"
 MARKER = "<!-- made by benchmarks/configuration_page.py; do not edit below -->\n"
-TITLES = {"hardware": "A hardware file (`--device`, `--hardware`)", "real_runs": "Real runs (`compare --save`)", "report": "`report.json`", "job": "`job.json`"}
+TITLES = {
+    "hardware": "A hardware file (`--device`, `--hardware`)",
+    "real_runs": "Real runs (`compare --save`)",
+    "report": "`report.json`",
+    "job": "`job.json`",
+}
 
 
 def kind(schema: dict[str, Any]) -> str:

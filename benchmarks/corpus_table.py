@@ -51,7 +51,9 @@ def main() -> None:
     parser.add_argument("corpus", type=Path)
     parser.add_argument("--only", default="", help="parts of script names, with commas between them")
     parser.add_argument("--ranks", default="auto", help="auto, all, ends or a list")
-    parser.add_argument("--out", type=Path, help="folder for the records (default: a temporary one); finished ranks are used again")
+    parser.add_argument(
+        "--out", type=Path, help="folder for the records (default: a temporary one); finished ranks are used again"
+    )
     parser.add_argument("--jobs", type=int, default=1, help="ranks at once")
     options = parser.parse_args()
     calls = [json.loads(line) for line in options.corpus.read_text(encoding="utf-8").splitlines()]

@@ -98,9 +98,7 @@ def measure(command: list[str]) -> tuple[float, float, float, str]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     quiet = command[0] == "cat"
     with tempfile.TemporaryFile("w+") as output:
-        process = subprocess.Popen(
-            command, stdout=subprocess.DEVNULL if quiet else output, stderr=output, env=environment
-        )
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL if quiet else output, stderr=output, env=environment)
         _, status, usage = os.wait4(process.pid, 0)
         wall = time.monotonic() - start
         output.seek(0)

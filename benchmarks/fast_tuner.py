@@ -80,7 +80,9 @@ def main() -> None:
     theirs, ours = find("fast-tuner's choices", THEIRS), find("Our space", OURS)
     if theirs.winners and ours.winners:
         ratio = theirs.winners[0].seconds / ours.winners[0].seconds
-        print(f"The fastest of our space takes {ours.winners[0].seconds:.1f} s: {ratio:.2f} times as fast as the fastest of theirs.")
+        print(
+            f"The fastest of our space takes {ours.winners[0].seconds:.1f} s: {ratio:.2f} times as fast as the fastest of theirs."
+        )
 
 
 if __name__ == "__main__":

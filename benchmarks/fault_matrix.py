@@ -254,7 +254,15 @@ def fuzz(minutes: float) -> bool:
     """Runs the fuzz test for `minutes` and keeps how many inputs each reader got; whether all held."""
     with tempfile.TemporaryDirectory() as folder:
         table = Path(folder, "fuzz.xml")
-        command = [sys.executable, "-m", "pytest", "tests/unit/test_fuzz_readers.py", "--fuzz-minutes", str(minutes), f"--junitxml={table}"]
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "tests/unit/test_fuzz_readers.py",
+            "--fuzz-minutes",
+            str(minutes),
+            f"--junitxml={table}",
+        ]
         done = subprocess.run([*command, "-o", "junit_family=xunit1"], cwd=ROOT, check=False)
         cases = list(ElementTree.parse(table).iter("testcase"))
     inputs = {
@@ -269,7 +277,9 @@ def fuzz(minutes: float) -> bool:
 
 def page() -> str:
     """docs/reliability.md."""
-    read = {name: json.loads((FIGURES / f"{name}.json").read_text(encoding="utf-8")) for name in ("faults", "soak", "fuzz", "classes")}
+    read = {
+        name: json.loads((FIGURES / f"{name}.json").read_text(encoding="utf-8")) for name in ("faults", "soak", "fuzz", "classes")
+    }
     faults, soak, fuzz, classes = read["faults"], read["soak"], read["fuzz"], read["classes"]
     signals_sent = {name: number for name, number in soak.items() if " to " in name}
     lines = [

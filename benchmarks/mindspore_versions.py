@@ -94,9 +94,7 @@ def try_version(version: str, python: str, logs: Path | None) -> list[str]:
             done = subprocess.run(command, capture_output=True, text=True, check=False, env=environ, cwd=folder)
             if logs:
                 logs.mkdir(parents=True, exist_ok=True)
-                (logs / f"{version}-{name.replace(' ', '_').replace('/', '_')}.log").write_text(
-                    done.stdout + done.stderr
-                )
+                (logs / f"{version}-{name.replace(' ', '_').replace('/', '_')}.log").write_text(done.stdout + done.stderr)
             cells.append(_cell(done.stdout.split(), expected))
         return cells
 

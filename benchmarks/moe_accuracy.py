@@ -200,7 +200,14 @@ def rows(name: str, ours: Report | str, theirs: Report | str) -> list[str]:
     lines = []
     for number in sorted({*tables[0], *tables[1]} or {0}):
         pair = tables[0].get(number), tables[1].get(number)
-        cells = (name, CASES[name].world_size, number, figure(pair[0], reasons[0]), figure(pair[1], reasons[1]), difference(*pair))
+        cells = (
+            name,
+            CASES[name].world_size,
+            number,
+            figure(pair[0], reasons[0]),
+            figure(pair[1], reasons[1]),
+            difference(*pair),
+        )
         lines.append(f"| {' | '.join(map(str, cells))} |")
     return lines
 

@@ -39,7 +39,9 @@ msrun --worker_num $NPUS --local_worker_num $NPUS --log_dir logs --join True pre
 """
 
 
-def script(*, world: int = 4, tp: int = 2, pp: int = 2, layers: int = 4, batch: int = 16, extra: str = "--sequence-parallel") -> str:
+def script(
+    *, world: int = 4, tp: int = 2, pp: int = 2, layers: int = 4, batch: int = 16, extra: str = "--sequence-parallel"
+) -> str:
     return SCRIPT.format(world=world, tp=tp, pp=pp, layers=layers, batch=batch, extra=extra, model=MODEL)
 
 
@@ -61,7 +63,12 @@ class Home:
 
     def start(self, *words: str, **options: Any) -> subprocess.Popen[str]:
         """`mindspeed-dryrun WORDS` in this folder."""
-        environ = {**os.environ, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}", "TMPDIR": str(self.folder / "tmp"), "DRYRUN_HOME_TOKEN": self.token}
+        environ = {
+            **os.environ,
+            "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}",
+            "TMPDIR": str(self.folder / "tmp"),
+            "DRYRUN_HOME_TOKEN": self.token,
+        }
         environ |= options.pop("environ", {})
         command = [sys.executable, "-m", "mindspeed_dryrun", *words]
         return subprocess.Popen(command, cwd=self.folder, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -96,7 +103,9 @@ class Home:
     def left(self, seconds: float = 30) -> list[str]:
         """What a command that is over should not have left: processes (after a moment to end), and files."""
         end = time.monotonic() + seconds
-        while (self.processes() or self.files() != self.before or any((self.folder / "tmp").iterdir())) and time.monotonic() < end:
+        while (
+            self.processes() or self.files() != self.before or any((self.folder / "tmp").iterdir())
+        ) and time.monotonic() < end:
             time.sleep(0.2)
         wrong = [f"process {pid} is left" for pid in self.processes()]
         now = self.files()

@@ -131,9 +131,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     print("|---|---:|---|---:|---:|" + ("---:|" if held else ""))
     for index, (row, error) in enumerate(zip(rows, errors, strict=True)):
         more = f" {100 * held[index]:+.1f} % |" if held else ""
-        print(
-            f"| {row.name} | {row.shape.seq} | {row.strategy.name} | {row.seconds:.2f} | {100 * error:+.1f} % |{more}"
-        )
+        print(f"| {row.name} | {row.shape.seq} | {row.strategy.name} | {row.seconds:.2f} | {100 * error:+.1f} % |{more}")
     print(f"\nHardware file: {summary(errors)}")
     if held:
         fitted = fit(rows, hardware)

@@ -1,6 +1,6 @@
 """How the peak of a job grows with its sequence length: one dry run for each, drawn as an SVG file.
 
-    python examples/plot_sequence_length.py
+python examples/plot_sequence_length.py
 """
 
 from __future__ import annotations

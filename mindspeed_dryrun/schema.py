@@ -45,9 +45,7 @@ def check_version(data: Any, newest: int, where: str) -> None:
         )
 
 
-def json_schema(
-    kind: Any, title: str, version: int | None = None, more: Mapping[str, Any] | None = None
-) -> dict[str, Any]:
+def json_schema(kind: Any, title: str, version: int | None = None, more: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """The JSON Schema (draft 2020-12) of a declaration, with its schema_version and what else is written beside it."""
     schema = _adapter(kind).json_schema()
     extra = {**({"schema_version": {"const": version}} if version else {}), **(more or {})}
@@ -83,4 +81,3 @@ def _sentence(error: ValidationError, kind: Any, where: str) -> str:
         return f"{where}: '{place}' is missing."
     message = first["msg"].removeprefix("Value error, ").removeprefix("Input ")
     return f"{where}: '{place}' {message[0].lower()}{message[1:]}."
-

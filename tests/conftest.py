@@ -70,9 +70,7 @@ def simulate(engine: MindSporeEngine, tmp_path: Path) -> Callable[..., Simulated
             check=False,
             timeout=300,
         )
-        return Simulated(
-            done.returncode, done.stdout.decode(errors="replace"), read_worker_log(io.BytesIO(done.stdout))
-        )
+        return Simulated(done.returncode, done.stdout.decode(errors="replace"), read_worker_log(io.BytesIO(done.stdout)))
 
     return run
 

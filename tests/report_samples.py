@@ -62,9 +62,7 @@ def hostile() -> Report:
         rank(1, (1, 3, 5, 7), 1, "failed", error=HOSTILE, used_peak_mb=900, actual_peak_mb=950),
         rank(8, (8,), None, "timeout"),
     )
-    described = job(
-        "<img src=x onerror=alert(1)>.sh", 9, Parallel(dp=9), "script", "--x", "</style><script>1</script>"
-    )
+    described = job("<img src=x onerror=alert(1)>.sh", 9, Parallel(dp=9), "script", "--x", "</style><script>1</script>")
     return summarise(
         described,
         EngineSummary("mindspore", "<b>2.7.1</b>", None, 1),

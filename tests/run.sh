@@ -12,6 +12,7 @@ if ! command -v chromium >/dev/null && [ "$(id -u)" = 0 ] && command -v apt-get 
 fi
 say "Style and types"
 "$PYTHON" -m ruff check .
+"$PYTHON" -m ruff format --check --quiet .
 "$PYTHON" -m mypy
 "$(dirname "$PYTHON")/lint-imports" --no-cache 2>&1 | sed -n "/BROKEN/p;/^Contracts:/,$ p"; test "${PIPESTATUS[0]}" = 0
 say "Tests"

@@ -140,9 +140,7 @@ def _measure(found: Explanation, job: Job, stage: int) -> _Parts | None:
         outside=sum(part.size_bytes for part in found.layers) - in_layers,
         layer_activation=found.layer_activation_bytes,
         temporary=sizes["temporary"] if busy else 0,
-        step_peak=max(
-            (segment.peak_bytes for segment in found.iteration.segments if segment.phase == "step"), default=0
-        ),
+        step_peak=max((segment.peak_bytes for segment in found.iteration.segments if segment.phase == "step"), default=0),
         layers=layers,
         in_flight=max(1, sum(part.name.isdigit() and part.size_bytes > 2**20 for part in found.microbatches)),
         core_attention=modules["core attention"],

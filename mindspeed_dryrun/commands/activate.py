@@ -24,9 +24,7 @@ from mindspeed_dryrun.launch import shell_activation as activation
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The verb's arguments."""
-    parser.add_argument(
-        "--patches", action="append", default=[], type=Path, metavar="FILE", help="a patch file of your own"
-    )
+    parser.add_argument("--patches", action="append", default=[], type=Path, metavar="FILE", help="a patch file of your own")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -1,8 +1,8 @@
 """List the devices that a verdict can be about, or read one from the worker logs of a real run.
 
-    mindspeed-dryrun device                 the devices that are known, the default first
-    mindspeed-dryrun device 910b-32g        one of them
-    mindspeed-dryrun device msrun_log/      the card that a real run printed; use it with launch --device-from msrun_log/
+mindspeed-dryrun device                 the devices that are known, the default first
+mindspeed-dryrun device 910b-32g        one of them
+mindspeed-dryrun device msrun_log/      the card that a real run printed; use it with launch --device-from msrun_log/
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Say where the example scripts, sweeps and searches are, or copy them into a folder of yours.
 
-    mindspeed-dryrun examples               the folder, and what is in it
-    mindspeed-dryrun examples DIR           copy them to DIR, which must not exist
+mindspeed-dryrun examples               the folder, and what is in it
+mindspeed-dryrun examples DIR           copy them to DIR, which must not exist
 """
 
 from __future__ import annotations

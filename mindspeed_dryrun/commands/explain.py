@@ -34,9 +34,7 @@ from mindspeed_dryrun.report.explain import Explanation, explain, tracker_files
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "path", metavar="DIR", type=Path, help="a record, a folder, a memory_block.csv or a trace_view.json"
-    )
+    parser.add_argument("path", metavar="DIR", type=Path, help="a record, a folder, a memory_block.csv or a trace_view.json")
     parser.add_argument("--rank", type=int, metavar="N", help="default: the worst rank")
     parser.add_argument("--format", choices=("table", "json"), default="table")
     parser.add_argument("--try", dest="try_levers", action="store_true", help="dry-run the proposed changes")

@@ -47,9 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--out", metavar="DIR", help="folder of the record (default: dryrun-SCRIPT)")
     parser.add_argument("--ranks", default="auto", metavar="auto|all|LIST", help="one of each class, all, or 0,3,8-11")
-    parser.add_argument(
-        "--microbatches", default="auto", choices=("auto", "all"), help="as many as reach the peak, or all"
-    )
+    parser.add_argument("--microbatches", default="auto", choices=("auto", "all"), help="as many as reach the peak, or all")
     parser.add_argument("--level", type=int, default=1, choices=(0, 1, 2, 3), help="MindSpore's simulation level")
     add_device_arguments(parser)
     parser.add_argument("--trainer", default="auto", choices=("auto", "script", "embedded"), help="whose program runs")

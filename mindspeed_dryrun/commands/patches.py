@@ -29,9 +29,7 @@ _TREES = ("MindSpeed-LLM", "MindSpeed", "Megatron-LM", "MSAdapter", "MSAdapter/m
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The verb's arguments."""
     parser.add_argument("names", nargs="*", metavar="NAME", help="only these patches, in full")
-    parser.add_argument(
-        "--patches", action="append", default=[], type=Path, metavar="FILE", help="a patch file of your own"
-    )
+    parser.add_argument("--patches", action="append", default=[], type=Path, metavar="FILE", help="a patch file of your own")
     parser.add_argument("--release", metavar="NAME", help="the patches of one release of MindSpeed-LLM, such as 26.1.0")
     parser.add_argument("--check", type=Path, metavar="DIR", help="a folder with upstream's trees: what has moved in it?")
     parser.add_argument("--record", action="store_true", help="with --check: note what is there as known to work")

@@ -37,9 +37,7 @@ def run(args: argparse.Namespace) -> int:
     if bool(args.stack) != bool(args.into) or ((args.source or args.base_url) and not args.stack):
         raise UsageError("A stack needs both --stack RELEASE and --into DIR.")
     if args.stack:
-        folder = stack.prepare(
-            releases.named(args.stack), args.into.absolute(), source=args.source, base_url=args.base_url
-        )
+        folder = stack.prepare(releases.named(args.stack), args.into.absolute(), source=args.source, base_url=args.base_url)
         print(f"Stack {args.stack}: {folder}")
     engine = _engine()
     print(f"Engine: {engine.title} on {'the ' if engine.cann == 'stand-in' else ''}{engine.cann} CANN")

@@ -142,9 +142,7 @@ def fit(rows: Sequence[MeasuredRun], hardware: Hardware) -> Fit:
     worst = max(abs(error) for _, error in [*residuals, *held_out])
     if len(rows) == 1:
         worst = max(worst, 2 * _FACTOR_SPREADS[0] / 3)
-    done = dataclasses.replace(
-        scaled, calibrated=tuple(row.name for row in rows), error=round(max(worst, _LEAST_ERROR), 4)
-    )
+    done = dataclasses.replace(scaled, calibrated=tuple(row.name for row in rows), error=round(max(worst, _LEAST_ERROR), 4))
     return Fit(done, *factors, tuple(residuals), tuple(held_out))
 
 

@@ -123,15 +123,11 @@ class MemoryModel:
     def gain(self, target: Strategy, stage: int, probe: Strategy, probe_shape: ModelShape) -> float:
         """How much a dry run of `probe` would tell about the target's worst stage (variance, MB²)."""
         wanted = self._peak(self.shape, target, stage)
-        return max(
-            self._belief.gain(wanted, self._peak(probe_shape, probe, probed), _NOISE_MB) for probed in range(probe.pp)
-        )
+        return max(self._belief.gain(wanted, self._peak(probe_shape, probe, probed), _NOISE_MB) for probed in range(probe.pp))
 
     def residuals(self) -> list[float]:
         """Relative error of the fit on what it has seen."""
-        return [
-            self.stage(seen.strategy, seen.stage, seen.shape)[0] / seen.used_mb - 1 for seen in self.observations
-        ]
+        return [self.stage(seen.strategy, seen.stage, seen.shape)[0] / seen.used_mb - 1 for seen in self.observations]
 
 
 @dataclass(frozen=True)
@@ -170,9 +166,7 @@ def _units(shape: ModelShape, tp: int, cp: int, micro_batch: int, sequence_paral
 @functools.lru_cache(maxsize=1 << 16)
 def _places(shape: ModelShape, strategy: Strategy, stage: int) -> tuple[Features, ...]:
     """Where this stage may peak, and what it holds there beside the states."""
-    units = _units(
-        shape, strategy.tp, strategy.cp, strategy.micro_batch, strategy.sequence_parallel, strategy.etp
-    )
+    units = _units(shape, strategy.tp, strategy.cp, strategy.micro_batch, strategy.sequence_parallel, strategy.etp)
     held = strategy.in_flight(stage, strategy.microbatches(shape.global_batch))
     layers = chunk_layers(shape, strategy, stage)
     full = _held(shape, strategy, stage, units, layers, held)

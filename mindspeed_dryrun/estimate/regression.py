@@ -75,6 +75,4 @@ class LinearBelief:
 
     def _pairs(self, features: Features) -> Sequence[tuple[int, float]]:
         index = self.index
-        return [
-            (index[name] if name in index else self._add(name), weight) for name, weight in features.items() if weight
-        ]
+        return [(index[name] if name in index else self._add(name), weight) for name, weight in features.items() if weight]

@@ -25,9 +25,7 @@ class ChunkLayers:
 
 
 @functools.lru_cache(maxsize=1 << 14)
-def _kinds(
-    stages: tuple[tuple[int, ...], ...], dualpipe: bool, experts: ExpertShape
-) -> tuple[tuple[tuple[bool, ...], ...], ...]:
+def _kinds(stages: tuple[tuple[int, ...], ...], dualpipe: bool, experts: ExpertShape) -> tuple[tuple[tuple[bool, ...], ...], ...]:
     """[stage][chunk][layer]: whether it is a mixture."""
     layout = Strategy(1, len(stages), 1, 1, 1, stages, dualpipe=dualpipe)
     found: list[list[tuple[bool, ...]]] = [[()] * len(chunks) for chunks in stages]
@@ -45,9 +43,7 @@ def chunk_layers(shape: ModelShape, strategy: Strategy, stage: int) -> list[Chun
     """The layers of each chunk of a stage. Recomputation takes the first ones of a chunk."""
     recomputed = strategy.recomputed(stage)
     if shape.experts is None:
-        return [
-            ChunkLayers(layers, 0, again) for layers, again in zip(strategy.stages[stage], recomputed, strict=True)
-        ]
+        return [ChunkLayers(layers, 0, again) for layers, again in zip(strategy.stages[stage], recomputed, strict=True)]
     found = []
     kinds = _kinds(strategy.stages, strategy.dualpipe, shape.experts)[stage]
     for kind, again in zip(kinds, recomputed, strict=True):

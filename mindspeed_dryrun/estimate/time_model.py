@@ -158,9 +158,7 @@ def _active_flops(shape: ModelShape, strategy: Strategy) -> float:
     return float(shape.global_batch * shape.seq) * (layers + 6.0 * shape.vocabulary_parameters)
 
 
-def iteration_seconds(
-    shape: ModelShape, strategy: Strategy, hardware: Hardware, operators: Operators = USUAL
-) -> float:
+def iteration_seconds(shape: ModelShape, strategy: Strategy, hardware: Hardware, operators: Operators = USUAL) -> float:
     """The typical time alone, without the band."""
     return _iteration(Case(shape, strategy, hardware, operators))[0]
 
@@ -203,9 +201,7 @@ def _layer(case: Case, mixture: bool) -> LayerTime:
     return layer_time(dataclasses.replace(case, strategy=sharing), mixture)
 
 
-def layer_passes(
-    shape: ModelShape, strategy: Strategy, hardware: Hardware, operators: Operators = USUAL
-) -> tuple[Pass, Pass]:
+def layer_passes(shape: ModelShape, strategy: Strategy, hardware: Hardware, operators: Operators = USUAL) -> tuple[Pass, Pass]:
     """Forward and backward pass of one microbatch through one dense layer on one rank."""
     found = _layer(Case(shape, strategy, hardware, operators), mixture=False)
     return found.forward, found.backward
@@ -233,9 +229,7 @@ def _iteration(case: Case) -> tuple[float, float, float, float, float]:
     return compute + waiting + fill + step, compute, waiting, fill, step
 
 
-def end_of_iteration_seconds(
-    shape: ModelShape, strategy: Strategy, hardware: Hardware, operators: Operators = USUAL
-) -> float:
+def end_of_iteration_seconds(shape: ModelShape, strategy: Strategy, hardware: Hardware, operators: Operators = USUAL) -> float:
     """What comes after the last microbatch: the replicas' gradients and the optimizer step."""
     return sum(end_of_iteration(Case(shape, strategy, hardware, operators), 0.0))
 
@@ -271,9 +265,7 @@ def _stage_end(case: Case, stage: int, microbatch: float) -> tuple[float, float]
     return gradients, case.traffic(_STEP_BYTES * step)
 
 
-def stage_extras(
-    shape: ModelShape, strategy: Strategy, hardware: Hardware, stage: int, operators: Operators = USUAL
-) -> Pass:
+def stage_extras(shape: ModelShape, strategy: Strategy, hardware: Hardware, stage: int, operators: Operators = USUAL) -> Pass:
     """What a microbatch costs a stage beside its layers: embedding, output layer, exchanges with its neighbours."""
     return _extras(Case(shape, strategy, hardware, operators), stage)
 

@@ -29,9 +29,7 @@ _THREADS = {_PASSES: "passes", _EXCHANGE: "exchange", _END: "gradients and optim
 Step = tuple[bool, int, int]
 
 
-def trace(
-    shape: ModelShape, strategy: Strategy, hardware: Hardware, operators: Operators = USUAL
-) -> dict[str, Any]:
+def trace(shape: ModelShape, strategy: Strategy, hardware: Hardware, operators: Operators = USUAL) -> dict[str, Any]:
     """The trace of one iteration; times are microseconds."""
     case = Case(shape, strategy, hardware, operators)
     microbatches = strategy.microbatches(shape.global_batch)
@@ -57,8 +55,7 @@ def step_order(pp: int, chunks: int, microbatches: int, stage: int) -> list[Step
         warm = total
     forward = [(True, *_at(index, pp, chunks, microbatches)) for index in range(total)]
     backward = [
-        (False, micro, chunks - 1 - chunk)
-        for micro, chunk in (_at(index, pp, chunks, microbatches) for index in range(total))
+        (False, micro, chunks - 1 - chunk) for micro, chunk in (_at(index, pp, chunks, microbatches) for index in range(total))
     ]
     order: list[Step] = list(forward[:warm])
     for index in range(total - warm):
@@ -82,9 +79,7 @@ class _Stages:
         self.case, self.events, self.strategy = case, events, case.strategy
         pp, chunks = self.strategy.pp, self.strategy.chunks
         self.times = [_durations(case, stage) for stage in range(pp)]
-        self.send = [
-            exchange(case, stage).total / 2 / (1 if stage in (0, pp - 1) else 2) / chunks for stage in range(pp)
-        ]
+        self.send = [exchange(case, stage).total / 2 / (1 if stage in (0, pp - 1) else 2) / chunks for stage in range(pp)]
         self.done: dict[tuple[bool, int, int], float] = {}
         self.clocks = [0.0] * pp
 
@@ -115,9 +110,7 @@ class _Stages:
         seconds = self.times[stage][chunk][0 if forward else 1]
         kind = "forward" if forward else "backward"
         name = f"{kind} {micro}" + (f" chunk {chunk}" if chunks > 1 else "")
-        self.events.append(
-            _event(name, kind, stage, _PASSES, start, seconds) | {"args": {"microbatch": micro, "chunk": chunk}}
-        )
+        self.events.append(_event(name, kind, stage, _PASSES, start, seconds) | {"args": {"microbatch": micro, "chunk": chunk}})
         self.clocks[stage] = self.done[(forward, micro, place)] = start + seconds
 
 

@@ -27,9 +27,7 @@ def deciding_plan(plan: Plan, report: Report) -> Plan | None:
     chosen = _spread_out(worst.represents)
     if plan.microbatches >= plan.job.microbatches and chosen == [worst.rank]:
         return None
-    spec = dataclasses.replace(
-        plan.spec, ranks=",".join(map(str, chosen)), microbatches="all", explain=False, check_classes=0
-    )
+    spec = dataclasses.replace(plan.spec, ranks=",".join(map(str, chosen)), microbatches="all", explain=False, check_classes=0)
     return make_plan(plan.job, spec, plan.engine, plan.tasks[0].timeout_s)
 
 

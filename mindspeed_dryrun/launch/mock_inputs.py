@@ -32,9 +32,7 @@ def dry_args(job: Job, args: Sequence[str]) -> tuple[tuple[str, ...], list[str]]
     vocabulary, notes = padded_vocabulary(job)
     notes = [*notes, *checkpoint_notes(job), *_missing(job)]  # what decides figures comes first
     gone = with_tag("input", "tokenizer", "output")
-    result = override_args(
-        without(args, gone), ["--mock-data", "--num-workers", "0", "--padded-vocab-size", str(vocabulary)]
-    )
+    result = override_args(without(args, gone), ["--mock-data", "--num-workers", "0", "--padded-vocab-size", str(vocabulary)])
     return absolute_paths(result, job.cwd), notes
 
 
@@ -129,9 +127,7 @@ def checkpoint_layout(folder: Path) -> tuple[int, int] | None:
     try:
         ranks = _rank_folders(folder)
         if not ranks:
-            inside = sorted(
-                item for item in folder.iterdir() if item.is_dir() and re.match(r"iter_\d+|release", item.name)
-            )
+            inside = sorted(item for item in folder.iterdir() if item.is_dir() and re.match(r"iter_\d+|release", item.name))
             ranks = _rank_folders(inside[-1]) if inside else []
     except OSError:
         return None

@@ -60,9 +60,7 @@ def signatures_file() -> Path:
     return built_in_files()[0].parent / "signatures.json"
 
 
-def compile(
-    files: Iterable[Path] | None = None, extra: Sequence[Path] = (), engine: str = ENGINES[0]
-) -> list[dict[str, Any]]:
+def compile(files: Iterable[Path] | None = None, extra: Sequence[Path] = (), engine: str = ENGINES[0]) -> list[dict[str, Any]]:
     """The built-in catalogue (or `files`) and the user's own files as JSON-able patches for `engine`, in file order."""
     patches: dict[str, dict[str, Any]] = {}
     for file in [*(built_in_files() if files is None else files), *extra]:

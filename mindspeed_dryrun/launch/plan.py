@@ -178,12 +178,10 @@ def _with_checks(
     others = [(rank, item) for item in classes for rank in item.represents if rank != item.rank]
     picked = dict(sorted(random.sample(others, min(number, len(others))), key=lambda pair: pair[0]))
     kept = [
-        dataclasses.replace(item, represents=tuple(rank for rank in item.represents if rank not in picked))
-        for item in classes
+        dataclasses.replace(item, represents=tuple(rank for rank in item.represents if rank not in picked)) for item in classes
     ]
     extra = [
-        RankClass(rank, (rank,), item.stage, f"check of rank {item.rank}'s class: {item.why}")
-        for rank, item in picked.items()
+        RankClass(rank, (rank,), item.stage, f"check of rank {item.rank}'s class: {item.why}") for rank, item in picked.items()
     ]
     return tuple(kept + extra), tuple((rank, item.rank) for rank, item in picked.items())
 
@@ -201,9 +199,7 @@ def rank_environment(
     env.update(MS_DRY_RUN="1", PYTHONDONTWRITEBYTECODE="1", PYTHONUNBUFFERED="1")
     env.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     env["PYTHONPATH"] = os.pathsep.join(
-        dict.fromkeys(
-            part for part in (*trainer.path, _PACKAGE_ROOT, *env.get("PYTHONPATH", "").split(os.pathsep)) if part
-        )
+        dict.fromkeys(part for part in (*trainer.path, _PACKAGE_ROOT, *env.get("PYTHONPATH", "").split(os.pathsep)) if part)
     )
     activation = config.Activation(
         mode="rank",
@@ -272,8 +268,7 @@ def plan_json(plan: Plan, out: Path) -> dict[str, Any]:
         "job": dataclasses.asdict(plan.job.summary(plan.trainer.kind)),
         "engine": dataclasses.asdict(plan.engine.summary) if plan.engine else None,
         "ranks": [
-            {"rank": task.rank, "represents": list(task.represents), "stage": task.stage, "why": task.why}
-            for task in plan.tasks
+            {"rank": task.rank, "represents": list(task.represents), "stage": task.stage, "why": task.why} for task in plan.tasks
         ],
         "iterations": plan.tasks[0].iterations,
         "microbatches": plan.microbatches,

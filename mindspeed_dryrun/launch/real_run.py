@@ -13,9 +13,7 @@ from mindspeed_dryrun.launch.job import Job
 from mindspeed_dryrun.launch.short_run import ITERATIONS, short_args
 from mindspeed_dryrun.megatron.arguments import override_args, without
 
-_ELSEWHERE = (
-    "Run the script on such a machine and compare its logs: mindspeed-dryrun compare MSRUN_LOG RECORD --labels real,dry"
-)
+_ELSEWHERE = "Run the script on such a machine and compare its logs: mindspeed-dryrun compare MSRUN_LOG RECORD --labels real,dry"
 
 
 def run_for_real(job: Job, out: Path) -> Path:

@@ -66,7 +66,7 @@ def deactivate_commands(environ: Mapping[str, str]) -> list[str]:
             ours = shlex.quote(f"{SHIM}{os.pathsep}")
             lines.append(
                 f'if [ "$PATH" = {shlex.quote(environ.get("PATH", ""))} ]; then PATH={shlex.quote(value)}; '
-                f'else case $PATH in *{ours}*) PATH=${{PATH%%{ours}*}}${{PATH#*{ours}}} ;; esac; fi; export PATH'
+                f"else case $PATH in *{ours}*) PATH=${{PATH%%{ours}*}}${{PATH#*{ours}}} ;; esac; fi; export PATH"
             )
             continue
         if value is not None:

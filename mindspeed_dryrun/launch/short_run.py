@@ -12,6 +12,7 @@ from mindspeed_dryrun.megatron.flags import with_tag
 
 ITERATIONS = 2
 
+
 def short_args(job: Job, microbatches: str = "auto") -> tuple[tuple[str, ...], int, int]:
     """(arguments, iterations, microbatches per iteration). `all` keeps the job's own number of microbatches."""
     if not job.is_megatron:

@@ -70,9 +70,7 @@ def code_digest(folders: Sequence[str]) -> str:
 def _script_trainer(job: Job) -> Trainer:
     program = _find_program(job)
     if program is None:
-        return Trainer(
-            "script", job.program, (), f"{job.program} is neither in {job.cwd} nor in ${CORE_MS}/MindSpeed-LLM"
-        )
+        return Trainer("script", job.program, (), f"{job.program} is neither in {job.cwd} nor in ${CORE_MS}/MindSpeed-LLM")
     folder = program.parent
     if not job.is_megatron or not (folder / "mindspeed_llm").is_dir():
         notes = () if kernel_confines() else (f"{program.name} is not Megatron's: {_NOT_CONFINED}",)
@@ -84,11 +82,7 @@ def _script_trainer(job: Job) -> Trainer:
             missing.append(project)
         elif found:
             path.append(found)
-    problem = (
-        f"{' and '.join(missing)} not found: set {CORE_MS} to the folder that holds them"
-        if missing
-        else None
-    )
+    problem = f"{' and '.join(missing)} not found: set {CORE_MS} to the folder that holds them" if missing else None
     if job.back_end == "mindspore":
         try:
             path += _find_adapter(job, folder) or engine_path()

@@ -54,9 +54,7 @@ def _check_model(arguments: Arguments, layout: Layout) -> None:
     heads, hidden = arguments.positive("--num-attention-heads", 1), arguments.positive("--hidden-size", 1)
     if heads % tp:
         fitting = [value for value in range(1, heads + 1) if heads % value == 0 and value <= 64]
-        raise UsageError(
-            f"{heads} attention heads are not divisible by TP {tp}: TP can be {', '.join(map(str, fitting))}."
-        )
+        raise UsageError(f"{heads} attention heads are not divisible by TP {tp}: TP can be {', '.join(map(str, fitting))}.")
     if not arguments.has("--kv-channels") and hidden % heads:
         raise UsageError(f"--hidden-size {hidden} is not divisible by {heads} attention heads: set --kv-channels.")
     groups = sizes.query_groups(arguments)

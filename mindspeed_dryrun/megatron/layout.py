@@ -129,9 +129,7 @@ def read_layout(arguments: Arguments, world_size: int) -> Layout:
     noop = _noop_layers(arguments)
     return Layout(
         world_size=world_size,
-        parallel=Parallel(
-            tp=tp, pp=pp, dp=world_size // size, cp=cp, ep=ep, etp=_expert_tensor(arguments, tp), vpp=vpp
-        ),
+        parallel=Parallel(tp=tp, pp=pp, dp=world_size // size, cp=cp, ep=ep, etp=_expert_tensor(arguments, tp), vpp=vpp),
         stages=_stages(arguments, pp, vpp, noop),
         noop=noop,
         pipeline_before_data=arguments.has("--use-tp-pp-dp-mapping"),
@@ -169,9 +167,7 @@ def _virtual_stages(arguments: Arguments, pp: int) -> int | None:
     if pp == 1:
         raise UsageError("Virtual pipeline stages (VPP) need a pipeline: --pipeline-model-parallel-size is 1.")
     if each is not None and chunks is not None:
-        raise UsageError(
-            "--num-layers-per-virtual-pipeline-stage and --num-virtual-stages-per-pipeline-rank exclude each other."
-        )
+        raise UsageError("--num-layers-per-virtual-pipeline-stage and --num-virtual-stages-per-pipeline-rank exclude each other.")
     if chunks is not None:
         return max(1, chunks)
     layers, each = arguments.positive("--num-layers", 1) + sum(_accounted(arguments)), max(1, each or 1)

@@ -83,9 +83,7 @@ def _factor(value: str) -> float:
 def _tokens(name: str, data: Any) -> tuple[int, ...]:
     """Lists of several ranks are added up: what an expert receives comes from all of them."""
     rows = data if isinstance(data, list) and data and all(isinstance(row, list) for row in data) else [data]
-    good = all(
-        isinstance(row, list) and len(row) == len(rows[0]) and all(type(n) is int and n >= 0 for n in row) for row in rows
-    )
+    good = all(isinstance(row, list) and len(row) == len(rows[0]) and all(type(n) is int and n >= 0 for n in row) for row in rows)
     if not good or not any(sum(row) for row in rows):
         raise UsageError(f"{name} must hold a list of tokens per expert, or one such list of equal length for each rank.")
     return tuple(sum(column) for column in zip(*rows, strict=True))

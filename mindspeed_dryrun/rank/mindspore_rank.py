@@ -27,8 +27,7 @@ def check_simulation() -> None:
     for variable in ("RANK_TABLE_FILE", "MS_ROLE"):
         if os.environ.get(variable):
             raise DryRunError(
-                f"{variable} is set, and with it MindSpore leaves the simulation; the trainer was not started. "
-                f"Unset {variable}."
+                f"{variable} is set, and with it MindSpore leaves the simulation; the trainer was not started. Unset {variable}."
             )
 
 

@@ -23,12 +23,8 @@ _LAYER_FILE = re.compile(r"(transformer|mamba)_layer\w*\.py$")
 _MODEL_FILE = re.compile(r"_model\w*\.py$")
 _BACKWARD = {"backward_step", "backward", "_engine_run_backward", "backward_custom", "run_backward"}
 _FORWARD_BELOW = {"forward", "construct", "custom_forward"}
-_OPTIMIZER_FILE = re.compile(
-    r"(^|/)(optim|optimizer|optimizers)/([^/]*/)?[^/]*$|[^/]*(optim|adam)[^/]*\.py$", re.IGNORECASE
-)
-_COMMUNICATION_FILE = re.compile(
-    r"p2p_communication|distributed_c10d|/mappings\w*\.py$|finalize_model_grads|all_to_all"
-)
+_OPTIMIZER_FILE = re.compile(r"(^|/)(optim|optimizer|optimizers)/([^/]*/)?[^/]*$|[^/]*(optim|adam)[^/]*\.py$", re.IGNORECASE)
+_COMMUNICATION_FILE = re.compile(r"p2p_communication|distributed_c10d|/mappings\w*\.py$|finalize_model_grads|all_to_all")
 _COMMUNICATION_FUNCTION = re.compile(
     r"^(_?communicate\w*|create_tensor_recv_\w+|(send|recv)_\w+|all_?reduce\w*|_?all_?gather\w*|_?reduce_?scatter\w*"
     r"|all_?to_?all\w*|_gather_along\w*|_reduce_scatter_along\w*|broadcast\w*)$"

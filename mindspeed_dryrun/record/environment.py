@@ -5,9 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-_DECIDES = re.compile(
-    r"^(MS_|ASCEND_|HCCL_|GLOG_|NPU_|PYTORCH_NPU|CUDA_DEVICE_MAX|TASK_QUEUE|CLOSE_MATMUL|MULTI_STREAM)"
-)
+_DECIDES = re.compile(r"^(MS_|ASCEND_|HCCL_|GLOG_|NPU_|PYTORCH_NPU|CUDA_DEVICE_MAX|TASK_QUEUE|CLOSE_MATMUL|MULTI_STREAM)")
 _NOT_SHOWN = re.compile(r"^(MS_NODE_ID|MS_NODE_RANK)$|TOKEN|SECRET|PASSW|KEY|CREDENTIAL", re.IGNORECASE)
 
 

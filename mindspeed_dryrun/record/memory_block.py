@@ -302,9 +302,7 @@ class _Reader:
     def _forget(self, used: int) -> None:
         """Drops what is neither alive now nor at the peak."""
         now, peak, peak_time = self._last_start, self._peak_sequence, self.peak_time
-        self._kept = [
-            entry for entry in self._kept if entry[0] > now or (entry[1] <= peak and entry[0] > peak_time)
-        ]
+        self._kept = [entry for entry in self._kept if entry[0] > now or (entry[1] <= peak and entry[0] > peak_time)]
         if not self._adding and sum(entry[2] for entry in self._kept if entry[0] > now) != used:
             raise _OtherSumError
 

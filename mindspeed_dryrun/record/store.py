@@ -204,9 +204,7 @@ def write_text(path: Path, text: str) -> None:
 
 def _cannot_write(path: Path, error: OSError) -> DryRunError:
     reason = error.strerror or str(error)
-    return DryRunError(
-        f"Cannot write {path}: {reason}. What the record held before is unharmed; make room and run again."
-    )
+    return DryRunError(f"Cannot write {path}: {reason}. What the record held before is unharmed; make room and run again.")
 
 
 def _is_free(path: Path) -> bool:

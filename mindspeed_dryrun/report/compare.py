@@ -126,8 +126,7 @@ def render_table(found: Comparison) -> str:
         lines += ["", "What differs between the runs"]
         rows = [[item.kind, item.name, item.a or "–", item.b or "–"] for item in found.differences]
         rows = [
-            [view.shorten(view.clean(cell), width) for cell, width in zip(row, (11, 32, 15, 15), strict=True)]
-            for row in rows
+            [view.shorten(view.clean(cell), width) for cell, width in zip(row, (11, 32, 15, 15), strict=True)] for row in rows
         ]
         lines += columns(["", "name", a, b], rows, left=(0, 1, 2, 3))
     return "\n".join(lines) + "\n"
@@ -262,10 +261,7 @@ def _fold(pairs: Iterable[Pair]) -> list[Pair]:
     groups: dict[tuple[int | None, ...], list[int]] = {}
     for pair in pairs:
         groups.setdefault(_figures(pair), []).extend(pair.ranks)
-    return [
-        Pair(f"rank {view.shorten(view.ranges(ranks), 14)}", tuple(ranks), *figures)
-        for figures, ranks in groups.items()
-    ]
+    return [Pair(f"rank {view.shorten(view.ranges(ranks), 14)}", tuple(ranks), *figures) for figures, ranks in groups.items()]
 
 
 def _largest(name: str, pairs: Sequence[Pair], stage: int | None) -> Pair:

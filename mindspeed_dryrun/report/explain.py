@@ -176,11 +176,7 @@ def _fragments(played: Replay, used_mb: int | None, actual_mb: int | None) -> in
 
 def categorise(played: Replay) -> list[str]:
     """The category of each block of the peak, in order."""
-    lines = {
-        line
-        for block in played.blocks
-        if block.stack.phase == "grad_buffer" and (line := _buffer_line(block)) is not None
-    }
+    lines = {line for block in played.blocks if block.stack.phase == "grad_buffer" and (line := _buffer_line(block)) is not None}
     # Megatron's buffer makes the parameters' buffer (with a distributed optimizer) above the gradients' buffer.
     weight_line = min(lines) if len(lines) > 1 else None
     return [_category(block, played.peak_segment, weight_line) for block in played.blocks]
@@ -300,9 +296,7 @@ def _operator_at(block: Block) -> str:
     return f"{block.node or block.kind}" + (f" at {source.place}" if source else "")
 
 
-def _parts(
-    pairs: Iterable[tuple[Hashable, Block]], names: Sequence[str] = (), numbered: bool = False
-) -> tuple[Part, ...]:
+def _parts(pairs: Iterable[tuple[Hashable, Block]], names: Sequence[str] = (), numbered: bool = False) -> tuple[Part, ...]:
     sizes: Counter[Hashable] = Counter(dict.fromkeys(names, 0))
     counts: Counter[Hashable] = Counter()
     for name, block in pairs:

@@ -142,9 +142,7 @@ def headline(report: Report) -> Headline:
         return Headline(t("FAILED"), "bad", sentence)
     starved = [number for rank in report.ranks if rank.status is Status.OOM and rank.error for number in rank.represents]
     if starved:
-        return Headline(
-            t("DOES NOT FIT"), "bad", t("Rank {ranks} really ran out of memory.", ranks=shorten(ranges(starved), 30))
-        )
+        return Headline(t("DOES NOT FIT"), "bad", t("Rank {ranks} really ran out of memory.", ranks=shorten(ranges(starved), 30)))
     rank = worst(report)
     if rank is None or report.actual_peak_mb is None:
         return Headline(t("UNKNOWN"), "warn", t("No rank printed its peak memory."))
@@ -161,9 +159,7 @@ def _judged(report: Report, need: str) -> Headline:
         return Headline(t("UNKNOWN"), "warn", t("{need}; no budget is known to compare it with.", need=need))
     budget, margin = budget_words(report), report.margin_mb
     if report.verdict is Verdict.DOES_NOT_FIT:
-        return Headline(
-            t("DOES NOT FIT"), "bad", t("{need}: {over}M above {budget}.", need=need, over=-margin, budget=budget)
-        )
+        return Headline(t("DOES NOT FIT"), "bad", t("{need}: {over}M above {budget}.", need=need, over=-margin, budget=budget))
     if report.verdict is Verdict.UNKNOWN:
         sentence = t(
             "{need}, {margin}M below {budget}, but not every rank class was run.", need=need, margin=margin, budget=budget
@@ -230,9 +226,7 @@ def rows(report: Report) -> tuple[RankRow, ...]:
     if len(groups) > MOST_ROWS:
         groups = _group(report.ranks, lambda rank: (rank.stage, rank.status))
     found = [_row(group, report.worst_rank) for group in groups]
-    return tuple(
-        sorted(found, key=lambda row: (not row.worst, not row.status.broken, -(row.actual_peak_mb or 0), row.rank))
-    )
+    return tuple(sorted(found, key=lambda row: (not row.worst, not row.status.broken, -(row.actual_peak_mb or 0), row.rank)))
 
 
 RANK_HEAD = ("rank", "stands for", "stage", "status", "used peak", "with fragments", "of budget")

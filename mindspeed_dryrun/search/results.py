@@ -32,9 +32,7 @@ SCHEMA_VERSION = 4
 _MOST_POINTS = 400
 
 
-def header_and_rows(
-    result: SearchResult, shape: ModelShape, hardware: Hardware
-) -> tuple[list[str], list[list[str]]]:
+def header_and_rows(result: SearchResult, shape: ModelShape, hardware: Hardware) -> tuple[list[str], list[list[str]]]:
     """The winners with figures."""
     header = ["rank", "strategy", "peak", "margin", "s/iteration", "tokens/s/card", "TFLOP/s/card", "bubble", "communication"]
     rows = []
@@ -296,9 +294,7 @@ def to_html(result: SearchResult, shape: ModelShape, hardware: Hardware, script:
     sections = []
     if rows:
         sections.append(
-            page.PageSection(
-                "Winners, each verified by dry run", table=page.Table(header, rows, left=2), text=[_NAMES]
-            )
+            page.PageSection("Winners, each verified by dry run", table=page.Table(header, rows, left=2), text=[_NAMES])
         )
         verdict = Headline("FOUND", "good", f"{found_sentence(result)} Budget {format_mb(result.budget_mb)} a card.")
     else:

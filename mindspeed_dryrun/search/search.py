@@ -369,10 +369,7 @@ class Search:
 
     def _learn_from(self, shape: ModelShape, strategy: Strategy, measurement: Measurement) -> None:
         self.model.add(
-            [
-                Observation(shape, strategy, stage, peak.used_mb, peak.actual_mb)
-                for stage, peak in measurement.stages.items()
-            ]
+            [Observation(shape, strategy, stage, peak.used_mb, peak.actual_mb) for stage, peak in measurement.stages.items()]
         )
 
     def _timed(self, strategy: Strategy, stages: Collection[int] | None = None) -> Measurement:

@@ -55,9 +55,7 @@ def read_search(path: Path) -> SearchFile:
         )
     budget = parse_size_mb(section.text("budget")) if section.has("budget") else hardware.usable_mb
     if budget > hardware.hbm_mb:
-        raise UsageError(
-            f"{path}: the budget of {budget}M is more than the {hardware.hbm_mb}M of one {hardware.name}."
-        )
+        raise UsageError(f"{path}: the budget of {budget}M is more than the {hardware.hbm_mb}M of one {hardware.name}.")
     return SearchFile(
         script=path.parent / section.text("script"),
         sets=section.variables("set"),

@@ -89,9 +89,7 @@ def _layouts(shape: ModelShape, world: int, space: Space) -> Iterator[Strategy]:
                     continue
                 for micro_batch in space.micro_batch:
                     if shape.global_batch % (micro_batch * dp) == 0:
-                        plain = Strategy(
-                            tp, pp, dp, cp, micro_batch, ((1,),) * pp, cp_algorithm=algorithm, ulysses=ulysses
-                        )
+                        plain = Strategy(tp, pp, dp, cp, micro_batch, ((1,),) * pp, cp_algorithm=algorithm, ulysses=ulysses)
                         yield from _with_experts(shape, plain, space)
 
 
@@ -171,9 +169,7 @@ def _context(shape: ModelShape, tp: int, space: Space) -> Iterator[tuple[int, st
                         yield cp, algorithm, ulysses
 
 
-def _splits(
-    layers: int, pp: int, microbatches: int, space: Space
-) -> Iterator[tuple[tuple[tuple[int, ...], ...], bool]]:
+def _splits(layers: int, pp: int, microbatches: int, space: Space) -> Iterator[tuple[tuple[tuple[int, ...], ...], bool]]:
     """How layers may be dealt to stages and chunks, and whether as a V. What does not divide is filled up with no-op
     layers."""
     for chunks in space.vpp:

@@ -98,5 +98,3 @@ def _recomputes(section: Section) -> tuple[tuple[Recompute, ...], bool, bool]:
                 f"{section.where}: recompute '{item}' is not none, selective, full, block, block N, stage N or per_stage."
             )
     return tuple(found), blocks or per_stage, per_stage
-
-

@@ -81,9 +81,7 @@ def verdict_key(one: Try) -> str:
 def history(tries: Mapping[int, Try], language: str, budget_mb: int, pinned: int | None) -> str:
     """The rows and points below."""
     rows = sorted(tries.values(), key=lambda one: -one.number)
-    return render(
-        "history.html", language, rows=rows, plot=_plot(rows, budget_mb), verdict_key=verdict_key, pinned=pinned
-    )
+    return render("history.html", language, rows=rows, plot=_plot(rows, budget_mb), verdict_key=verdict_key, pinned=pinned)
 
 
 def _plot(rows: Sequence[Try], budget_mb: int) -> strategy_page.Plot | None:

@@ -222,9 +222,7 @@ class Session:
         best = found.winners[0].strategy.name if found.winners else None
         self.tell("search", {"state": "done", "text": best or "-", "found": best is not None})
 
-    def _measure(
-        self, choice: Choice, job: Job, layers: int, strategy: Strategy, stages: Collection[int] | None
-    ) -> Measurement:
+    def _measure(self, choice: Choice, job: Job, layers: int, strategy: Strategy, stages: Collection[int] | None) -> Measurement:
         wanted = choice.changed({**dict.fromkeys(decided_flags(strategy)), **_patch(strategy)})
         try:
             tried = changed(dataclasses.replace(job, arguments=Arguments(apply(job.args, strategy))), ())

@@ -183,9 +183,7 @@ def _product(section: Section) -> Iterator[Variant]:
 
 
 def _merge(first: Variant, second: Variant) -> Variant:
-    return Variant(
-        second.name, {**first.sets, **second.sets}, (*first.args, *second.args), {**first.env, **second.env}
-    )
+    return Variant(second.name, {**first.sets, **second.sets}, (*first.args, *second.args), {**first.env, **second.env})
 
 
 def variant_job(script: Path, variant: Variant) -> Job:

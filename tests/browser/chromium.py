@@ -16,9 +16,7 @@ from typing import Any
 
 def find() -> str | None:
     """Debian's chromium, or another build of it."""
-    return next(
-        (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
-    )
+    return next((path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None)
 
 
 class Chromium:

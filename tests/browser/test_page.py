@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
-import shutil
-import subprocess
-import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,7 +25,6 @@ from mindspeed_dryrun.search.space import Space, strategies
 from mindspeed_dryrun.sweep.sweep import SweepFile, Variant, VariantResult, to_html
 
 pytestmark = pytest.mark.browser
-AXE = "axe-core@4.10.3"
 SIZES = {"phone": (390, 844), "desk": (1440, 900)}
 
 
@@ -41,28 +36,6 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[chromium.Chrom
     found = chromium.Chromium(binary, tmp_path_factory.mktemp("profile"))
     yield found
     found.close()
-
-
-@pytest.fixture(scope="module")
-def axe(request: pytest.FixtureRequest) -> str:
-    """axe-core's script: $AXE_CORE, or fetched once from the npm registry into pytest's cache."""
-    given = os.environ.get("AXE_CORE")
-    if given:
-        return Path(given).read_text(encoding="utf-8")
-    folder = Path(str(request.config.cache.mkdir("axe")))
-    script = folder / f"{AXE}.js"
-    if not script.exists():
-        if not shutil.which("npm"):
-            pytest.skip("axe-core is not here: npm is not installed (or set AXE_CORE to axe.min.js)")
-        done = subprocess.run(["npm", "pack", AXE, "--silent"], cwd=folder, capture_output=True, text=True, check=False)
-        packed = next(folder.glob("axe-core-*.tgz"), None)
-        if done.returncode or packed is None:
-            pytest.skip(f"axe-core could not be fetched: {done.stderr.strip()[:200]}")
-        with tarfile.open(packed) as archive:
-            member = archive.extractfile("package/axe.min.js")
-            assert member is not None
-            script.write_bytes(member.read())
-    return script.read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +63,9 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     job = job_file(job=report.job, patches=("one",), environment={"GLOG_v": "2"})
     explained = explain_ranks(folder, report.ranks)
     found["explained"] = folder / "explained.html"
-    found["explained"].write_text(html.page(report, job, explained, levers(report, job_to_change(job), explained[0])), encoding="utf-8")
+    found["explained"].write_text(
+        html.page(report, job, explained, levers(report, job_to_change(job), explained[0])), encoding="utf-8"
+    )
     for name, text in _strategy_pages().items():
         found[name] = folder / f"{name}.html"
         found[name].write_text(text, encoding="utf-8")
@@ -105,10 +80,15 @@ def _strategy_pages() -> dict[str, str]:
     for name, budget in (("search", 30), ("search in vain", 8)):
         result = Search(shape, listed, hardware, budget * 1024, Oracle(shape), per_stage=True).run()
         pages[name] = results.to_html(result, shape, hardware, "train.sh")
-    variants = [Variant(name) for name in ("TP2", "TP4 with a name that is long enough to need a second line on a phone", "bad", "open")]
+    variants = [
+        Variant(name) for name in ("TP2", "TP4 with a name that is long enough to need a second line on a phone", "bad", "open")
+    ]
     plan = SweepFile(Path("train.sh"), tuple(variants), 60000, hardware)
     rows = [VariantResult(variants[0], fits(), None, 3.0), VariantResult(variants[1], SAMPLES["does_not_fit"](), None, 4.0)]
-    rows += [VariantResult(variants[2], None, "--num-layers 28 is not divisible by 3: <b>say</b> another.", 0.1), VariantResult(variants[3])]
+    rows += [
+        VariantResult(variants[2], None, "--num-layers 28 is not divisible by 3: <b>say</b> another.", 0.1),
+        VariantResult(variants[3]),
+    ]
     return {**pages, "sweep": to_html(plan, rows)}
 
 
@@ -172,7 +152,9 @@ def test_the_charts_are_drawn(browser, pages, size, tmp_path):
 @pytest.mark.parametrize("size", SIZES)
 def test_the_charts_of_strategies_are_drawn(browser, pages, size):
     browser.open(pages["search"], *SIZES[size])
-    kinds = browser.evaluate("[...document.querySelectorAll('.plot circle')].map(c => [c.className.baseVal, getComputedStyle(c).fill])")
+    kinds = browser.evaluate(
+        "[...document.querySelectorAll('.plot circle')].map(c => [c.className.baseVal, getComputedStyle(c).fill])"
+    )
     assert {"p-winner", "p-over", "p-predicted"} <= {kind for kind, _ in kinds} and len({fill for _, fill in kinds}) >= 3
     drawn = browser.evaluate(
         "(() => {const b = document.querySelector('.plot').getBoundingClientRect();"

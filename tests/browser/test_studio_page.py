@@ -17,7 +17,6 @@ from urllib.parse import parse_qs, urlparse
 
 import chromium
 import pytest
-from test_page import axe  # noqa: F401 (a fixture)
 
 from mindspeed_dryrun.engines.packages import packages_folder
 
@@ -122,7 +121,9 @@ def page(browser: Any) -> Iterator[Any]:
 
 def done(page: Any, used: str | None = None) -> None:
     """Waits until the shown try is explained, and has this used peak."""
-    page.wait_for_function("() => document.querySelector('#result').dataset.state === 'done' || document.querySelector('#verdict.bad')")
+    page.wait_for_function(
+        "() => document.querySelector('#result').dataset.state === 'done' || document.querySelector('#verdict.bad')"
+    )
     if used:
         page.wait_for_function("(used) => document.querySelector('#used')?.textContent === used", arg=used)
         page.wait_for_function("() => document.querySelector('#result').dataset.state === 'done'")
@@ -161,7 +162,11 @@ def test_an_advice_is_one_click_and_an_exported_script_counts_the_same(served: S
     download.value.save_as(script)
     command = [sys.executable, "-m", "mindspeed_dryrun", "launch", str(script), "--trainer", "embedded", "--json", "--no-cache"]
     ran = subprocess.run(
-        [*command, "--out", str(tmp_path / "out")], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": _path()}, check=False
+        [*command, "--out", str(tmp_path / "out")],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": _path()},
+        check=False,
     )
     report = json.loads(ran.stdout)
     assert (report["used_peak_mb"], report["actual_peak_mb"]) == (37813, 40285), ran.stderr
@@ -212,13 +217,22 @@ def test_a_killed_engine_is_reported_and_the_page_recovers(served: Served, page:
     assert "killed" in page.inner_text("#result")
     page.fill("#c-seq", "4096")
     page.press("#c-seq", "Tab")
-    page.wait_for_function("() => document.querySelector('#verdict.good') && document.querySelector('#result').dataset.state === 'done'")
+    page.wait_for_function(
+        "() => document.querySelector('#verdict.good') && document.querySelector('#result').dataset.state === 'done'"
+    )
 
 
 @pytest.mark.parametrize("language", ["en", "zh"])
 @pytest.mark.parametrize(("width", "height", "scheme"), [(1440, 900, "light"), (390, 844, "dark")])
 def test_it_is_open_to_everyone(
-    served: Served, page: Any, axe: str, tmp_path: Path, language: str, width: int, height: int, scheme: str  # noqa: F811
+    served: Served,
+    page: Any,
+    axe: str,
+    tmp_path: Path,
+    language: str,
+    width: int,
+    height: int,
+    scheme: str,
 ) -> None:
     page.set_viewport_size({"width": width, "height": height})
     page.emulate_media(color_scheme=scheme)
@@ -226,7 +240,9 @@ def test_it_is_open_to_everyone(
     done(page, "55389M")
     page.add_script_tag(content=axe)
     found = page.evaluate("() => axe.run().then((result) => result.violations)")
-    serious = [(item["id"], [node["html"] for node in item["nodes"]]) for item in found if item["impact"] in ("serious", "critical")]
+    serious = [
+        (item["id"], [node["html"] for node in item["nodes"]]) for item in found if item["impact"] in ("serious", "critical")
+    ]
     assert not serious
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), "nothing sticks out"
     assert page.get_attribute("html", "lang") == {"en": "en", "zh": "zh-CN"}[language]

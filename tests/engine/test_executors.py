@@ -43,9 +43,7 @@ def task(engine: MindSporeEngine, rank: int = 0, program: str = PROGRAM, **env: 
     activation = {"mode": "rank", "rank": rank, "progress": f"{{record}}/ranks/{rank:05d}/progress.jsonl"}
     environment |= {"RANK_ID": str(rank), "RANK_SIZE": "2", "MINDSPEED_DRYRUN": json.dumps(activation), **env}
     argv = (sys.executable, "-c", program)
-    return RankTask(
-        rank=rank, represents=(rank,), stage=rank, why="", argv=argv, env=environment, timeout_s=300, iterations=2
-    )
+    return RankTask(rank=rank, represents=(rank,), stage=rank, why="", argv=argv, env=environment, timeout_s=300, iterations=2)
 
 
 def a_record(path: Path) -> Path:
@@ -67,9 +65,7 @@ def test_a_rank_of_the_real_engine(engine: MindSporeEngine, tmp_path: Path) -> N
 
 
 def test_an_error_of_the_real_engine_is_named(engine: MindSporeEngine, tmp_path: Path) -> None:
-    report = run_rank(
-        task(engine, program=PROGRAM + "mint.matmul(weights, mint.zeros((3, 3)))"), a_record(tmp_path / "out")
-    )
+    report = run_rank(task(engine, program=PROGRAM + "mint.matmul(weights, mint.zeros((3, 3)))"), a_record(tmp_path / "out"))
     assert report and report.status == "failed"
     assert report.error and report.error.startswith("RuntimeError: For 'MatMulExt'")
     assert report.used_peak_mb, "the block is printed all the same, which is why it decides nothing"
@@ -106,10 +102,7 @@ def test_a_cluster_counts_the_same(cluster: Any, tmp_path: Path) -> None:
     LocalExecutor(1).run(tasks, local, lambda event: None)
     RayExecutor().run(tasks, far, lambda event: None)
     figures = [
-        [
-            (rank.rank, rank.status, rank.used_peak_mb, rank.actual_peak_mb, rank.iterations)
-            for rank in build_report(record).ranks
-        ]
+        [(rank.rank, rank.status, rank.used_peak_mb, rank.actual_peak_mb, rank.iterations) for rank in build_report(record).ranks]
         for record in (local, far)
     ]
     assert figures[0] == figures[1]

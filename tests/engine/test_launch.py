@@ -21,7 +21,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.engine
 
-TRAINER = '''
+TRAINER = """
 import os, signal, sys, time
 from mindspeed_dryrun.rank import progress
 rank, mode = int(os.environ["RANK_ID"]), os.environ.get("TINY_MODE", "")
@@ -53,7 +53,7 @@ for done in range(1, 3):
     if mode == "nothing" and unlucky:
         break
     progress.iteration(done, 2)
-'''
+"""
 SCRIPT = """#!/bin/bash
 WORKERS=2
 PP=2
@@ -280,7 +280,11 @@ def test_an_activated_msrun_dry_runs_the_script(home: Home) -> None:
     activation = {"mode": "activate", "python": sys.executable, "options": ["--out", str(home.out), "--partial", "--ranks", "0"]}
     env = home.environment(MINDSPEED_DRYRUN=json.dumps(activation), PATH=f"{shim}:{os.environ['PATH']}")
     before = home.tree()
-    command = ["bash", "-c", "msrun" + SCRIPT.partition("msrun")[2].partition("2>&1")[0].replace("$WORKERS", "2").replace("$PP", "2")]
+    command = [
+        "bash",
+        "-c",
+        "msrun" + SCRIPT.partition("msrun")[2].partition("2>&1")[0].replace("$WORKERS", "2").replace("$PP", "2"),
+    ]
     done = subprocess.run(command, cwd=home.path, env=env, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     assert ranks(home.report())[0]["used_peak_mb"] == 128

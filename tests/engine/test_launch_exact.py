@@ -62,9 +62,7 @@ def test_short_runs_reach_the_peak(tmp_path: Path, world: int, layers: int, extr
     found = job(world, layers, 24, f"{extra} {recompute}")
     short = run(found, tmp_path / "short", microbatches="auto")
     full = run(found, tmp_path / "full", microbatches="all")
-    assert {rank: item.used_peak_mb for rank, item in short.items()} == {
-        rank: item.used_peak_mb for rank, item in full.items()
-    }
+    assert {rank: item.used_peak_mb for rank, item in short.items()} == {rank: item.used_peak_mb for rank, item in full.items()}
     for rank, item in full.items():
         assert item.actual_peak_mb == pytest.approx(short[rank].actual_peak_mb, rel=FRAGMENTS)
 

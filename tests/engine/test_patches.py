@@ -296,9 +296,7 @@ def test_a_patch_without_its_target_stops_the_rank_and_names_it(rank: Rank) -> N
         ({"MS_ROLE": "MS_WORKER"}, "MS_ROLE is set"),
     ],
 )
-def test_a_rank_without_simulation_does_not_start_its_trainer(
-    rank: Rank, environ: dict[str, str], sentence: str
-) -> None:
+def test_a_rank_without_simulation_does_not_start_its_trainer(rank: Rank, environ: dict[str, str], sentence: str) -> None:
     done = rank.run("print('TRAINED')", [], **environ)
     assert done.returncode == 1 and "TRAINED" not in done.stdout and sentence in done.stderr
 

@@ -52,7 +52,11 @@ def test_a_sweep_counts_and_continues(script: Path, tmp_path: Path, capsys: pyte
     plan = tmp_path / "sweep.yaml"
     variants = [
         {"name": "plain", "set": {"TP": 2}},
-        {"name": "again", "set": {"TP": 2}, "args": "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"},
+        {
+            "name": "again",
+            "set": {"TP": 2},
+            "args": "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1",
+        },
         {"name": "bad", "set": {"TP": 3}},
     ]
     plan.write_text(yaml.safe_dump({"script": "train.sh", "budget": "8G", "variants": variants}))

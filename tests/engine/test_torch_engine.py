@@ -18,7 +18,9 @@ from mindspeed_dryrun.report.explain import explain, tracker_files
 
 pytestmark = [
     pytest.mark.engine,
-    pytest.mark.skipif(importlib.util.find_spec("torch_npu") is None, reason="torch_npu is not installed: pip install 'mindspeed-dryrun[torch]'"),
+    pytest.mark.skipif(
+        importlib.util.find_spec("torch_npu") is None, reason="torch_npu is not installed: pip install 'mindspeed-dryrun[torch]'"
+    ),
 ]
 ROOT = Path(__file__).parents[2]
 PROGRAM = """

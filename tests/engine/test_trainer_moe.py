@@ -28,11 +28,14 @@ DENSE = (  # noqa: SIM905
     "--padded-vocab-size 32000 --untie-embeddings-and-output-weights --make-vocab-size-divisible-by 1 --attention-dropout 0.0 "
     "--hidden-dropout 0.0 --bf16 --no-gradient-accumulation-fusion --no-masked-softmax-fusion --train-iters 2000"
 ).split()
-MOE = DENSE + (  # noqa: SIM905
-    "--num-experts 16 --moe-router-topk 4 --moe-ffn-hidden-size 704 --moe-router-load-balancing-type aux_loss "
-    "--moe-aux-loss-coeff 0.001 --moe-permutation-async-comm --sequence-parallel --use-distributed-optimizer "
-    "--moe-grouped-gemm --moe-token-dispatcher-type alltoall_seq --expert-model-parallel-size 2"
-).split()
+MOE = (
+    DENSE
+    + (  # noqa: SIM905
+        "--num-experts 16 --moe-router-topk 4 --moe-ffn-hidden-size 704 --moe-router-load-balancing-type aux_loss "
+        "--moe-aux-loss-coeff 0.001 --moe-permutation-async-comm --sequence-parallel --use-distributed-optimizer "
+        "--moe-grouped-gemm --moe-token-dispatcher-type alltoall_seq --expert-model-parallel-size 2"
+    ).split()
+)
 
 
 def used_peak(
@@ -70,9 +73,7 @@ def used_peak(
         ),
     ],
 )  # fmt: skip
-def test_experts_are_counted_as_mindspeed_llm_counts_them(
-    tmp_path: Path, more: str, world_size: int, used_peak_mb: int
-) -> None:
+def test_experts_are_counted_as_mindspeed_llm_counts_them(tmp_path: Path, more: str, world_size: int, used_peak_mb: int) -> None:
     assert used_peak(tmp_path, more, world_size) == used_peak_mb
 
 

@@ -141,9 +141,7 @@ FIGURES = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("extra", "figures"), FIGURES, ids=["no recomputation", "full recomputation"])
-def test_the_tutorials_script_gives_the_tutorials_figures(
-    extra: list[str], figures: dict[int, int], tmp_path: Path
-) -> None:
+def test_the_tutorials_script_gives_the_tutorials_figures(extra: list[str], figures: dict[int, int], tmp_path: Path) -> None:
     sets = [word for name in ("TP=2", "PP=2", "SEQ_LEN=10240", "NPUS_PER_NODE=4") for word in ("--set", name)]
     command = [
         sys.executable,

@@ -43,13 +43,20 @@ class MixtureOracle(Oracle):
         attention -= (strategy.recompute.kind == "selective") * tokens * 16 * shape.heads / tp
         dense = attention + tokens * 2 / tp * shape.ffn * 3
         router = tokens / tp * experts.number * 4 * 2.6
-        mixture = attention + tokens * 2 / tp * experts.shared_ffn * 3 + rows * 2.14 * (2 * shape.hidden + 3 * experts.ffn / etp) + router
+        mixture = (
+            attention
+            + tokens * 2 / tp * experts.shared_ffn * 3
+            + rows * 2.14 * (2 * shape.hidden + 3 * experts.ffn / etp)
+            + router
+        )
         held = strategy.in_flight(stage, strategy.microbatches(shape.global_batch))
         weights = routed = activations = 0.0
         work = 3 * shared
         for chunk, empty, mixed, again in self._layers(strategy, stage):
             if not empty:
-                weights += (shape.attention_parameters + (shape.shared_parameters if mixed else shape.mlp_parameters(shape.ffn))) / tp
+                weights += (
+                    shape.attention_parameters + (shape.shared_parameters if mixed else shape.mlp_parameters(shape.ffn))
+                ) / tp
                 routed += mixed * shape.routed_parameters / strategy.ep / etp
             kept = shared if again else 0.0 if empty else mixture if mixed else dense
             activations += held[chunk] * kept

@@ -16,9 +16,7 @@ def shape(
     layers: int, hidden: int, ffn: int, heads: int, groups: int, vocab: int, tied: bool = False, seq: int = 4096,
     batch: int = 64,
 ) -> ModelShape:  # fmt: skip
-    return ModelShape(
-        layers, hidden, ffn, heads, groups, hidden // heads, vocab, True, tied, seq, batch, True, False
-    )
+    return ModelShape(layers, hidden, ffn, heads, groups, hidden // heads, vocab, True, tied, seq, batch, True, False)
 
 
 MODELS = {
@@ -31,7 +29,9 @@ MODELS = {
 }
 
 
-def mixture(dense: ModelShape, head_dim: int, experts: ExpertShape, latent: LatentShape | None = None, more: int = 0) -> ModelShape:
+def mixture(
+    dense: ModelShape, head_dim: int, experts: ExpertShape, latent: LatentShape | None = None, more: int = 0
+) -> ModelShape:
     return dataclasses.replace(dense, head_dim=head_dim, experts=experts, latent=latent, prediction_layers=more)
 
 
@@ -40,11 +40,30 @@ _FULL_LATENT = LatentShape(query_rank=1536, key_rank=512, nope=128, rope=64, val
 MIXTURES = {
     "qwen3-30b-a3b": mixture(shape(48, 2048, 6144, 32, 4, 151936, batch=256), 128, ExpertShape(number=128, topk=8, ffn=768)),
     "mixtral-8x7b": mixture(shape(32, 4096, 14336, 32, 8, 32000, batch=128), 128, ExpertShape(number=8, topk=2, ffn=14336)),
-    "deepseek-v2-lite": mixture(shape(27, 2048, 10944, 16, 16, 102400), 128, ExpertShape(number=64, topk=6, ffn=1408, shared_ffn=2816, dense_in_front=1), _LATENT),
-    "qwen2-57b-a14b": mixture(shape(28, 3584, 18944, 28, 4, 151936), 128, ExpertShape(number=64, topk=8, ffn=2560, shared_ffn=20480)),
-    "small-with-prediction": mixture(shape(12, 2048, 8192, 16, 16, 128000, batch=128), 128, ExpertShape(number=32, topk=4, ffn=1408, shared_ffn=1408, dense_in_front=3), _LATENT, more=1),
+    "deepseek-v2-lite": mixture(
+        shape(27, 2048, 10944, 16, 16, 102400),
+        128,
+        ExpertShape(number=64, topk=6, ffn=1408, shared_ffn=2816, dense_in_front=1),
+        _LATENT,
+    ),
+    "qwen2-57b-a14b": mixture(
+        shape(28, 3584, 18944, 28, 4, 151936), 128, ExpertShape(number=64, topk=8, ffn=2560, shared_ffn=20480)
+    ),
+    "small-with-prediction": mixture(
+        shape(12, 2048, 8192, 16, 16, 128000, batch=128),
+        128,
+        ExpertShape(number=32, topk=4, ffn=1408, shared_ffn=1408, dense_in_front=3),
+        _LATENT,
+        more=1,
+    ),
     "every-other": mixture(shape(16, 1024, 4096, 16, 16, 32000, batch=32), 64, ExpertShape(number=16, topk=2, ffn=4096, every=2)),
-    "deepseek-v3": mixture(shape(61, 7168, 18432, 128, 128, 129280, batch=15360), 128, ExpertShape(number=256, topk=8, ffn=2048, shared_ffn=2048, dense_in_front=3), _FULL_LATENT, more=1),
+    "deepseek-v3": mixture(
+        shape(61, 7168, 18432, 128, 128, 129280, batch=15360),
+        128,
+        ExpertShape(number=256, topk=8, ffn=2048, shared_ffn=2048, dense_in_front=3),
+        _FULL_LATENT,
+        more=1,
+    ),
 }
 
 

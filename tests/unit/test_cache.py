@@ -15,7 +15,9 @@ def test_a_umask_of_002_makes_a_cache_that_is_accepted(tmp_path: Path, monkeypat
     before = os.umask(0o002)
     try:
         for _ in range(2):
-            made = cache.make_once(cache.cache_root() / "kind" / "made", lambda folder: (folder / "lib.so").write_text("x") and None)
+            made = cache.make_once(
+                cache.cache_root() / "kind" / "made", lambda folder: (folder / "lib.so").write_text("x") and None
+            )
     finally:
         os.umask(before)
     assert (made / "lib.so").stat().st_mode & 0o022 == 0

@@ -53,7 +53,12 @@ def test_places_in_the_ring(cp: int, algorithm: str, classes: int) -> None:
 
 def test_words_say_what_sets_a_class_apart() -> None:
     why = [item.why for item in rank_classes(job(pp=4, extra="--noop-layers 15"))]
-    assert why == ["first stage, embedding, 4 layers", "middle stage, 4 layers", "middle stage, 4 layers", "last stage, head, 3 layers, 1 no-op"]
+    assert why == [
+        "first stage, embedding, 4 layers",
+        "middle stage, 4 layers",
+        "middle stage, 4 layers",
+        "last stage, head, 3 layers, 1 no-op",
+    ]
     assert rank_classes(job())[0].why == "embedding and head, 4 layers"
 
 

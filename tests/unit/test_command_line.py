@@ -18,7 +18,10 @@ from mindspeed_dryrun.units import parse_size_mb
     [
         ("lanch train.sh", "There is no verb lanch (did you mean launch?)."),
         ("launch train.sh --buget 58G", "launch has no option --buget (did you mean --budget?)."),
-        ("launch train.sh --seq-length 512", "--seq-length is the trainer's: put it after `--`, as in `launch SCRIPT -- --seq-length …`."),
+        (
+            "launch train.sh --seq-length 512",
+            "--seq-length is the trainer's: put it after `--`, as in `launch SCRIPT -- --seq-length …`.",
+        ),
         ("launch train.sh --seq-length=512", "--seq-length is the trainer's: put it after `--`"),
         ("report a b", "report has no place for b."),
     ],

@@ -67,9 +67,7 @@ def test_gold(format):
 @pytest.mark.parametrize("factor", [1, 3, 40, 10_000])
 def test_the_table_fits_80_columns(factor):
     ranks = tuple(
-        dataclasses.replace(
-            rank, used_peak_mb=55389 * factor, actual_peak_mb=57341 * factor, represents=(rank.rank, 9, 99, 999)
-        )
+        dataclasses.replace(rank, used_peak_mb=55389 * factor, actual_peak_mb=57341 * factor, represents=(rank.rank, 9, 99, 999))
         for rank in fits().ranks
     )
     other = Run("a rather long label", dataclasses.replace(fits(), ranks=ranks), {"--x" * 30: "y" * 90}, {})
@@ -98,7 +96,9 @@ def test_the_published_table_is_shown_from_its_data(capsys):
 def test_two_report_files(tmp_path, capsys):
     first, second = tmp_path / "a.json", tmp_path / "b.json"
     first.write_text(json.dumps(fits().to_json()))
-    second.write_text(json.dumps(dataclasses.replace(fits(), engine=EngineSummary("mindspore", "2.8.0", "stand-in", 1)).to_json()))
+    second.write_text(
+        json.dumps(dataclasses.replace(fits(), engine=EngineSummary("mindspore", "2.8.0", "stand-in", 1)).to_json())
+    )
     assert main(["compare", str(first), str(second), "--labels", "old,new", "--max-diff", "0%"]) == 0
     out = capsys.readouterr().out
     assert "engine  version  2.7.1  2.8.0" in out and "used old" in out

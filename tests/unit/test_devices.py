@@ -138,7 +138,12 @@ GROUPS = {"4": (0,), "12": (0, 1, 2, 3), "13": (0, 1), "15": (0, 2)}
 def test_communicators_have_names_and_twice_the_buffer() -> None:
     layout = read_layout(ARGS, 4)
     found = communicators(GROUPS, layout, ARGS, {})
-    assert [(item.group, item.kind, item.size) for item in found] == [("4", "self", 1), ("12", "mp", 4), ("13", "tp", 2), ("15", "pp", 2)]
+    assert [(item.group, item.kind, item.size) for item in found] == [
+        ("4", "self", 1),
+        ("12", "mp", 4),
+        ("13", "tp", 2),
+        ("15", "pp", 2),
+    ]
     assert [item.buffer_mb for item in found] == [400] * 4
     assert {item.buffer_mb for item in communicators(GROUPS, layout, ARGS, {"HCCL_BUFFSIZE": "100"})} == {200}
     sized = Arguments((*ARGS.words, "--hccl-group-buffer", "tp:300;pp:50"))

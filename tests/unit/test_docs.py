@@ -91,7 +91,12 @@ def test_every_command_line_is_accepted_by_the_program(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=ids)
 def test_the_files_that_a_command_line_names_exist(page: Path) -> None:
-    named = [word for line in command_lines(page.read_text(encoding="utf-8")) for word in line if word.startswith(("examples/", "launch/"))]
+    named = [
+        word
+        for line in command_lines(page.read_text(encoding="utf-8"))
+        for word in line
+        if word.startswith(("examples/", "launch/"))
+    ]
     assert [word for word in named if not (ROOT / word).exists()] == []
 
 

@@ -94,9 +94,7 @@ def test_the_search_for_ends_of_documents_finds_none_and_changes_nothing(args: S
     assert documents.masks_of_one_document(masks)(FakeTensor(SEQUENCE), 0) == (0,)
 
 
-@pytest.mark.parametrize(
-    ("mask_type", "expected"), [("causal", [2, 4]), ("general", [8, 16])], ids=["ring shares", "whole"]
-)
+@pytest.mark.parametrize(("mask_type", "expected"), [("causal", [2, 4]), ("general", [8, 16])], ids=["ring shares", "whole"])
 def test_ends_are_known_on_the_host(args: SimpleNamespace, mask_type: str, expected: list[int]) -> None:
     args.attention_mask_type = mask_type
     kept: list[Any] = []

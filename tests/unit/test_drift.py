@@ -56,7 +56,9 @@ def test_a_function_that_upstream_begins_to_replace_beside_a_target_is_found(tmp
 
 
 def test_imports_are_followed(tmp_path: Path) -> None:
-    followed = checkout(tmp_path, "from .inner import Base as Trainer\n", inner="from .deep import *\n", deep="class Base:\n    x = 1\n")
+    followed = checkout(
+        tmp_path, "from .inner import Base as Trainer\n", inner="from .deep import *\n", deep="class Base:\n    x = 1\n"
+    )
     assert followed.signature("mindspeed_llm.training:Trainer") == "class"
     assert followed.signature("mindspeed_llm.training:Trainer.x") == "value"
     assert followed.signature("mindspeed_llm.training:Trainer.y") is None

@@ -108,9 +108,7 @@ def test_a_good_rank_is_ok_with_its_figures_and_measured(record: Path) -> None:
 
 
 def test_stdout_and_stderr_share_the_log_and_the_folder_is_the_ranks_own(record: Path) -> None:
-    run_rank(
-        task("print('on stdout'); print(os.getcwd(), file=sys.stderr); print(os.getsid(0) == os.getpid())"), record
-    )
+    run_rank(task("print('on stdout'); print(os.getcwd(), file=sys.stderr); print(os.getsid(0) == os.getpid())"), record)
     text = (record / "ranks" / "00000" / "worker.log").read_text()
     assert "on stdout" in text and str(record / "ranks" / "00000") in text and "True" in text
 
@@ -248,9 +246,7 @@ def test_little_memory_means_one_rank_after_the_other(record: Path, monkeypatch:
         (running.discard if event.kind == "finished" else running.add)(event.rank)
         most = max(most, len(running))
 
-    LocalExecutor(jobs=8).run(
-        [task("train(); block(); hog = b'x' * (50 << 20)", rank) for rank in range(3)], record, count
-    )
+    LocalExecutor(jobs=8).run([task("train(); block(); hog = b'x' * (50 << 20)", rank) for rank in range(3)], record, count)
     assert most == 1
 
 
@@ -375,14 +371,22 @@ def test_resume_runs_what_is_missing(record: Path) -> None:
     ("program", "sentence"),
     [
         ("raise UsageError('--use-something is not modelled.')", "--use-something is not modelled."),
-        ("try:\n    patcher._drift({'name': 'p', 'target': 'm:f'}, 'gone')\nfinally:\n    raise KeyError('x')", "Patch p: target m:f is gone"),
+        (
+            "try:\n    patcher._drift({'name': 'p', 'target': 'm:f'}, 'gone')\nfinally:\n    raise KeyError('x')",
+            "Patch p: target m:f is gone",
+        ),
     ],
 )
 def test_a_sentence_of_ours_reaches_the_table(record: Path, tmp_path: Path, program: str, sentence: str) -> None:
     file = tmp_path / "train.py"
     file.write_text(f"from mindspeed_dryrun.errors import UsageError\nfrom mindspeed_dryrun.rank import patcher\n{program}\n")
     activation = {"mode": "rank", "progress": "{record}/ranks/00000/progress.jsonl", "scratch": "{record}/ranks/00000/scratch"}
-    environ = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "MS_SIMULATION_LEVEL": "1", "MINDSPEED_DRYRUN": json.dumps(activation)}
+    environ = {
+        "PATH": os.environ["PATH"],
+        "PYTHONPATH": str(ROOT),
+        "MS_SIMULATION_LEVEL": "1",
+        "MINDSPEED_DRYRUN": json.dumps(activation),
+    }
     rank = dataclasses.replace(task(""), argv=(sys.executable, "-m", "mindspeed_dryrun.rank", str(file)), env=environ)
     report = run_rank(rank, record)
     assert report and report.status == "failed" and sentence in (report.error or "")

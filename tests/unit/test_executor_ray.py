@@ -165,9 +165,7 @@ def tasks(shared: Path, count: int = 4, seconds: float = 0.2) -> list[RankTask]:
             "SECONDS_EACH": str(seconds),
         }
         argv = (sys.executable, "-c", PROGRAM)
-        result.append(
-            RankTask(rank=rank, represents=(rank,), stage=0, why="", argv=argv, env=env, timeout_s=120, iterations=2)
-        )
+        result.append(RankTask(rank=rank, represents=(rank,), stage=0, why="", argv=argv, env=env, timeout_s=120, iterations=2))
     return result
 
 
@@ -178,9 +176,7 @@ def a_record(path: Path) -> Path:
 
 
 def seen(record: Path) -> list[tuple[Any, ...]]:
-    return [
-        (r.rank, r.status, r.error, r.used_peak_mb, r.actual_peak_mb, r.iterations) for r in build_report(record).ranks
-    ]
+    return [(r.rank, r.status, r.error, r.used_peak_mb, r.actual_peak_mb, r.iterations) for r in build_report(record).ranks]
 
 
 def names(record: Path) -> set[str]:

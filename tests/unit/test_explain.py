@@ -102,9 +102,7 @@ def test_what_a_graph_mode_file_of_a_user_holds(tmp_path):
     row = "{start},{end},0x1,0,Pool,{size},{size},{size},x.cc,1,{kind},1,Graph,{node},kernel_graph_0,{{}},1,,0,0,\n"
     rows = [
         row.format(start=1, end=2**63 - 1, size=100 << 20, kind="Weight", node="layers.0.wq"),
-        row.format(
-            start=2, end=9, size=30 << 20, kind="Kernel", node="Default/network/layers-CellList/3-Layer/MatMul-op7"
-        ),
+        row.format(start=2, end=9, size=30 << 20, kind="Kernel", node="Default/network/layers-CellList/3-Layer/MatMul-op7"),
         row.format(start=3, end=5, size=20 << 20, kind="WorkSpace", node="Default/MatMul-op7"),
         row.format(start=6, end=8, size=10 << 20, kind="Kernel", node="AllReduce-op9"),
     ]

@@ -24,9 +24,7 @@ EVENTS = [
 ]
 
 
-@pytest.mark.parametrize(
-    "wrap", [lambda events: events, lambda events: {"displayTimeUnit": "ms", "traceEvents": events}]
-)
+@pytest.mark.parametrize("wrap", [lambda events: events, lambda events: {"displayTimeUnit": "ms", "traceEvents": events}])
 def test_device_operators_are_summed_by_name_and_host_events_left_out(tmp_path, wrap):
     path = tmp_path / "trace_view.json"
     path.write_text(json.dumps(wrap(EVENTS), indent=1))

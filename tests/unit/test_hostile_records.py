@@ -55,7 +55,9 @@ def job_file() -> JobFile:
     summary = fits().job
     assert summary
     details = JobDetails(cwd="/somebody/elses", program="pretrain.py")
-    return JobFile(version="0", fingerprint="0", job=summary, details=details, engine=EngineSummary(name="mindspore", version="2.7.1"))
+    return JobFile(
+        version="0", fingerprint="0", job=summary, details=details, engine=EngineSummary(name="mindspore", version="2.7.1")
+    )
 
 
 @pytest.mark.parametrize(("answer", "runs"), [("y\n", True), ("\n", False), ("", False), (None, False)])

@@ -29,7 +29,11 @@ def messages() -> set[str]:
     found = set(view.RANK_HEAD)
     for file in PACKAGE.rglob("*.py"):
         tree = ast.parse(file.read_text(encoding="utf-8"))
-        named = {node.targets[0].id: node.value for node in ast.walk(tree) if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)}
+        named = {
+            node.targets[0].id: node.value
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
+        }
         for node in ast.walk(tree):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "t" and node.args:
                 said = named.get(node.args[0].id) if isinstance(node.args[0], ast.Name) else node.args[0]
@@ -64,7 +68,11 @@ def test_the_figures_are_the_same_and_json_does_not_change(name: str, format: st
 
 def test_the_columns_stay_aligned() -> None:
     language.set_language("zh")
-    head, *rows = [line for line in render(report_samples.fits(), "table").splitlines() if "已用峰值" in line or "55389M  " in line or "48436M  " in line]
+    head, *rows = [
+        line
+        for line in render(report_samples.fits(), "table").splitlines()
+        if "已用峰值" in line or "55389M  " in line or "48436M  " in line
+    ]
     assert {language.width(line) for line in [head, *rows]} == {language.width(head)} and len(rows) == 2
 
 

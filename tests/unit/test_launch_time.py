@@ -16,8 +16,7 @@ from mindspeed_dryrun.devices.hardware import read_hardware
 from mindspeed_dryrun.record.model import Report, TimeSummary
 
 ROWS = [
-    json.loads(line)
-    for line in Path(__file__).with_name("published_throughput.jsonl").read_text(encoding="utf-8").splitlines()
+    json.loads(line) for line in Path(__file__).with_name("published_throughput.jsonl").read_text(encoding="utf-8").splitlines()
 ]
 
 
@@ -32,9 +31,7 @@ def planned(
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row['model']}-{row['params']}")
-def test_every_published_row_has_a_time(
-    row: dict[str, object], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_published_row_has_a_time(row: dict[str, object], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["--worker_num", str(row["cards"]), "--local_worker_num", "8", *row["argv"]]  # type: ignore[misc]
     status, out, err = planned(tmp_path, capsys, argv)
     assert status == 0, err
@@ -53,9 +50,7 @@ BASE = (
 def test_a_vocabulary_and_a_batch_that_only_the_trainer_knows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """What the dry run assumes, the time assumes too."""
     _, out, _ = planned(tmp_path, capsys, BASE.split())
-    _, given, _ = planned(
-        tmp_path, capsys, [*BASE.split(), "--vocab-size", "32000", "--global-batch-size", "8"]
-    )
+    _, given, _ = planned(tmp_path, capsys, [*BASE.split(), "--vocab-size", "32000", "--global-batch-size", "8"])
     assert json.loads(out)["time"] == json.loads(given)["time"]
 
 
@@ -84,9 +79,7 @@ def test_nodes_of_fewer_cards_are_slower(tmp_path: Path, capsys: pytest.CaptureF
         (f"{BASE} --global-batch-size many", "expects a whole number"),
     ],
 )
-def test_what_is_not_understood_is_a_sentence(
-    argv: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_not_understood_is_a_sentence(argv: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status, out, err = planned(tmp_path, capsys, argv.split())
     assert status == 2 and out == "" and said in err and "Traceback" not in err
     assert err.startswith("mindspeed-dryrun: ") and err.strip().endswith(".")
@@ -105,7 +98,9 @@ def test_hardware_that_is_unknown(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 
 def test_the_report_shows_the_time_in_every_view() -> None:
-    time = TimeSummary(iteration_s=7.3, low_s=6.7, high_s=8.0, tokens_per_s_per_card=4482.1, tflops_per_card=150.2, hardware="Ascend 910B")
+    time = TimeSummary(
+        iteration_s=7.3, low_s=6.7, high_s=8.0, tokens_per_s_per_card=4482.1, tflops_per_card=150.2, hardware="Ascend 910B"
+    )
     report = dataclasses.replace(fits(), time=time)
     assert Report.from_json(report.to_json()).time == time
     for view in ("table", "markdown", "html"):

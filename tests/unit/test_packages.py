@@ -29,7 +29,9 @@ def test_setup_leaves_the_environment_and_a_pytorch_in_it_as_they_were(tmp_path:
     environ = {**os.environ, cache.VARIABLE: str(tmp_path / "cache"), "PYTHONPATH": str(mine)}
     environ.pop(packages.VARIABLE, None)
     environ["PYTHONDONTWRITEBYTECODE"] = "1"
-    done = subprocess.run([sys.executable, "-m", "mindspeed_dryrun", "setup"], env=environ, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", "mindspeed_dryrun", "setup"], env=environ, capture_output=True, text=True, check=False
+    )
     if done.returncode and "package index" in done.stderr:
         pytest.skip("the package index cannot be reached")
     assert done.returncode == 0, done.stderr
@@ -38,7 +40,9 @@ def test_setup_leaves_the_environment_and_a_pytorch_in_it_as_they_were(tmp_path:
     (folder,) = (tmp_path / "cache" / "packages").glob("cp*[!k]")
     assert (folder / "msa_thirdparty" / "torch").is_dir() and (folder / "megatron" / "core").is_dir()
     assert list((folder / "megatron" / "core" / "__pycache__").glob("parallel_state.*.pyc")), "ranks would compile it each time"
-    shown = subprocess.run([sys.executable, "-c", "import torch; print(torch.__version__)"], env=environ, capture_output=True, text=True, check=True)
+    shown = subprocess.run(
+        [sys.executable, "-c", "import torch; print(torch.__version__)"], env=environ, capture_output=True, text=True, check=True
+    )
     assert shown.stdout.strip() == "mine"
 
 

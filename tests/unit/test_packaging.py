@@ -23,10 +23,17 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_wheel_holds_the_package_the_catalogue_the_devices_and_the_examples(wheel: Path) -> None:
-    inside = {"patches/": "mindspeed_dryrun/catalogue/", "examples/": "mindspeed_dryrun/examples/", "mindspeed_dryrun/": "mindspeed_dryrun/"}
+    inside = {
+        "patches/": "mindspeed_dryrun/catalogue/",
+        "examples/": "mindspeed_dryrun/examples/",
+        "mindspeed_dryrun/": "mindspeed_dryrun/",
+    }
     tracked = subprocess.run(["git", "ls-files", *inside], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
     wanted = {inside[name.partition("/")[0] + "/"] + name.partition("/")[2] for name in tracked}
-    assert "mindspeed_dryrun/devices/ascend910b-64g.yaml" in wanted and "mindspeed_dryrun/examples/pretrain_llama31_8b_ms.sh" in wanted
+    assert (
+        "mindspeed_dryrun/devices/ascend910b-64g.yaml" in wanted
+        and "mindspeed_dryrun/examples/pretrain_llama31_8b_ms.sh" in wanted
+    )
     with zipfile.ZipFile(wheel) as archive:
         assert wanted <= set(archive.namelist())
 

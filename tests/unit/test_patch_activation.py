@@ -107,7 +107,9 @@ def test_a_shell_that_only_lost_its_path_starts_nothing(tmp_path: Path) -> None:
     assert done.returncode == 1 and "Run dryrun_off" in done.stderr and not done.stdout
 
 
-@pytest.mark.parametrize("name", ["plain", "with space", "o'brien", 'the "quoted" one', "back\\slash", "用户 ü", os.fsdecode(b"l\xe4tin")])
+@pytest.mark.parametrize(
+    "name", ["plain", "with space", "o'brien", 'the "quoted" one', "back\\slash", "用户 ü", os.fsdecode(b"l\xe4tin")]
+)
 def test_msrun_finds_its_python_under_any_name(name: str, tmp_path: Path) -> None:
     python = tmp_path / name / "python"
     python.parent.mkdir()

@@ -26,9 +26,7 @@ def write(path: Path, text: str) -> Path:
 def test_the_built_in_catalogue_compiles_to_json_and_says_why() -> None:
     patches = catalogue.compile()
     assert json.loads(json.dumps(patches)) == patches
-    assert {"msadapter-init-process-group", "mindspeed-llm-do-train", "megatron-train-step"} <= {
-        p["name"] for p in patches
-    }
+    assert {"msadapter-init-process-group", "mindspeed-llm-do-train", "megatron-train-step"} <= {p["name"] for p in patches}
     for patch in patches:
         assert patch["why"] and patch["without"] and patch["versions"], patch["name"]
 

@@ -119,7 +119,10 @@ def test_plan_as_json_has_the_shape_of_a_report() -> None:
     data = plan_json(make_plan(job(), RunSpec(), None), Path("/out"))
     assert data["schema_version"] == 2
     assert data["job"]["parallel"] == {"tp": 2, "pp": 2, "dp": 2, "cp": 1, "ep": 1, "etp": 1, "vpp": None}
-    assert [(rank["rank"], rank["represents"], rank["stage"]) for rank in data["ranks"]] == [(0, [0, 1, 2, 3], 0), (4, [4, 5, 6, 7], 1)]
+    assert [(rank["rank"], rank["represents"], rank["stage"]) for rank in data["ranks"]] == [
+        (0, [0, 1, 2, 3], 0),
+        (4, [4, 5, 6, 7], 1),
+    ]
     json.dumps(data)
 
 
@@ -187,7 +190,9 @@ def stack(folder: Path) -> None:
 def test_the_scripts_own_trainer_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stack(tmp_path)
     monkeypatch.setattr("mindspeed_dryrun.launch.trainers._PACKAGES", ())
-    beside = [str(tmp_path / name) for name in ("MindSpeed-LLM", "MindSpeed", "Megatron-LM", "MSAdapter", "MSAdapter/msa_thirdparty")]
+    beside = [
+        str(tmp_path / name) for name in ("MindSpeed-LLM", "MindSpeed", "Megatron-LM", "MSAdapter", "MSAdapter/msa_thirdparty")
+    ]
     inside = choose_trainer(job(tmp_path / "MindSpeed-LLM"))
     assert (inside.kind, inside.program, inside.problem) == ("script", str(tmp_path / "MindSpeed-LLM/pretrain_gpt.py"), None)
     assert list(inside.path) == beside

@@ -17,7 +17,9 @@ def rank(number: int, **figures: float) -> RealRank:
 
 def test_jobs_and_the_newest_branch_that_has_the_script(tmp_path: Path) -> None:
     file = tmp_path / "real.csv"
-    file.write_text(HEADER + "qwen,0,200.0,100.0,tests/qwen.sh,2.2.0 26.0.0 26.1.0\nqwen,1,200.0,100.0,tests/qwen.sh,2.2.0 26.0.0 26.1.0\n")
+    file.write_text(
+        HEADER + "qwen,0,200.0,100.0,tests/qwen.sh,2.2.0 26.0.0 26.1.0\nqwen,1,200.0,100.0,tests/qwen.sh,2.2.0 26.0.0 26.1.0\n"
+    )
     (job,) = read_jobs(file)
     assert [item.rank for item in job.ranks] == [0, 1] and not job.ranks[0].current  # kept since 2.2.0
     assert find_script(job, tmp_path) is None
@@ -31,7 +33,10 @@ def test_the_table_has_every_rank_and_the_margin_only_those_that_ran() -> None:
     ranks = [rank(0, allocated=100.5, maximum=199.0), rank(1, allocated=90.0, maximum=180.0), rank(2)]
     text = markdown(ranks, "torch_npu X")
     assert "| 0 | 100.0 | 100.5 | +0.500 | 200.0 | 199.0 | -1.0 (-0.50 %) |" in text
-    assert "3 real ranks, 2 ran. Allocated within 1 MB on 1 of 2; max allocated within 1 % on 1 of 2; more than 3 % below on 1 of 2" in text
+    assert (
+        "3 real ranks, 2 ran. Allocated within 1 MB on 1 of 2; max allocated within 1 % on 1 of 2; more than 3 % below on 1 of 2"
+        in text
+    )
     assert "did not run" in text
     assert margin(ranks) == {"jobs": 1, "ranks": 2, "lowest_percent": -10.0, "highest_percent": -0.5, "within_1_percent": 1}
 

@@ -106,7 +106,9 @@ def test_the_schema_notices_a_wrong_report():
 
 @pytest.mark.parametrize("name", schemas())
 def test_the_schemas_in_the_docs_are_those_of_the_declarations(name):
-    assert (SCHEMAS / f"{name}.json").read_text(encoding="utf-8") == as_text(schemas()[name]), "mindspeed-dryrun schema --into docs/schema"
+    assert (SCHEMAS / f"{name}.json").read_text(encoding="utf-8") == as_text(schemas()[name]), (
+        "mindspeed-dryrun schema --into docs/schema"
+    )
 
 
 def test_csv_has_a_line_for_each_simulated_rank():

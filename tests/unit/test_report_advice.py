@@ -35,9 +35,7 @@ def job_of(summary: JobSummary | None) -> Job | None:
     return job_to_change(job_file(job=summary)) if summary else None
 
 
-def made(
-    tmp_path: Path, summary: JobSummary, second_peak_mb: int = 0, **settings: bool
-) -> tuple[Report, Explanation, Program]:
+def made(tmp_path: Path, summary: JobSummary, second_peak_mb: int = 0, **settings: bool) -> tuple[Report, Explanation, Program]:
     program = Program(layers=LAYERS, microbatches=4, in_flight=IN_FLIGHT, **settings).run()
     peak = program.peak()[0] >> 20
     ranks = (
@@ -126,9 +124,7 @@ def test_what_the_blocks_do_not_tell_the_memory_model_does(flags: str, measured_
 
 
 def test_only_what_megatron_accepts_is_proposed(tmp_path):
-    report, found, _ = made(
-        tmp_path, job(world=4, more="--num-attention-heads 1 --group-query-attention --num-query-groups 1")
-    )
+    report, found, _ = made(tmp_path, job(world=4, more="--num-attention-heads 1 --group-query-attention --num-query-groups 1"))
     assert not any(name.startswith("more TP") for name in by_name(report, found))
 
 

@@ -96,7 +96,7 @@ BLOCKS = [
     "{ echo hi; msrun --worker_num 2 p.py --a 1; } &> train.log",
     "( echo hi; msrun --worker_num 2 p.py --a 1 ) >> train.log 2> new.log",
     "for i in 1; do msrun --worker_num 2 p.py --a $i; done > train.log",
-    "if true; then msrun --worker_num 2 p.py --a 1; fi >| \"train.log\"",
+    'if true; then msrun --worker_num 2 p.py --a 1; fi >| "train.log"',
     "while read x; do msrun --worker_num 2 p.py --a $x; done > train.log <<< 1",
     "case a in a) msrun --worker_num 2 p.py --a 1 ;; esac 2>&1 > train.log",
     "run() { msrun --worker_num 2 p.py --a $1; } > train.log\nrun 1",
@@ -140,7 +140,7 @@ ASSIGNMENTS = {
     "A=/opt/a/msrun B=/opt/b/rm\nmsrun p.py $A $B": "/opt/a/msrun /opt/b/rm",
     "X=1 Y=/bin/rm /opt/venv/bin/msrun p.py --x": "--x",
     "LIST+=/bin/rm; declare -a L=(/x/msrun); L[0]=/y/msrun\nmsrun p.py $LIST $L": "/bin/rm /y/msrun",
-    "run() { echo \"+ $*\"; \"$@\"; }\nrun /opt/venv/bin/msrun p.py --y": "--y",
+    'run() { echo "+ $*"; "$@"; }\nrun /opt/venv/bin/msrun p.py --y': "--y",
     "LAUNCH='nohup /opt/venv/bin/msrun'\n$LAUNCH p.py --z &\nwait": "--z",
     "MSRUN_BIN=`which msrun`\n${MSRUN_BIN:-msrun} p.py --w": "--w",
     "DIR='/opt/my env'\n\"$DIR/bin/msrun\" p.py --s": "--s",
@@ -199,7 +199,7 @@ def test_a_file_of_the_users_own_that_is_missing_stays_an_error(home: Path) -> N
 
 
 def test_arguments_functions_and_nested_scripts(home: Path) -> None:
-    write(home, 'launch() { msrun --worker_num 4 p.py --node ${1:-none} --of ${2:-none}; }\n', "lib/launch.sh")
+    write(home, "launch() { msrun --worker_num 4 p.py --node ${1:-none} --of ${2:-none}; }\n", "lib/launch.sh")
     path = write(home, 'source "$(dirname "$0")/../lib/launch.sh"\nlaunch "$1" "$2"\n', "jobs/train.sh")
     assert capture(path, script_args=["3", "8"]).program_args == ("--node", "3", "--of", "8")
     outer = write(home, f"bash {path} 1 2\n", "outer.sh")
@@ -256,7 +256,10 @@ def test_set_reaches_defaults_from_the_environment(home: Path) -> None:
     [
         ("echo nothing to do\n", "calls neither msrun nor torchrun"),
         ("msrun --worker_num 2 a.py\nmsrun --worker_num 2 b.py\n", "calls msrun 2 times"),
-        ("echo 'no such model' >&2; exit 7\nmsrun a.py\n", r"failed before it called msrun or torchrun \(exit status 7\).*no such model"),
+        (
+            "echo 'no such model' >&2; exit 7\nmsrun a.py\n",
+            r"failed before it called msrun or torchrun \(exit status 7\).*no such model",
+        ),
         ("set -e\nfalse\nmsrun a.py\n", "failed before it called msrun"),
         ("set -u\nmsrun a.py $UNSET_THING\n", "UNSET_THING"),
         ("deepspeed pretrain_gpt.py\n", "deepspeed, not with msrun or torchrun"),
@@ -329,7 +332,9 @@ def test_set_quotes_its_value() -> None:
 )
 def test_every_way_to_start_torchrun_is_captured(home: Path, start: str) -> None:
     script = home / "train.sh"
-    script.write_text(f'export TASK_QUEUE_ENABLE=2\nN=4\n{start} --nproc_per_node $N --nnodes 2 pretrain_gpt.py --seq-length 8 > log 2>&1 &\nwait $!\n')
+    script.write_text(
+        f"export TASK_QUEUE_ENABLE=2\nN=4\n{start} --nproc_per_node $N --nnodes 2 pretrain_gpt.py --seq-length 8 > log 2>&1 &\nwait $!\n"
+    )
     call = capture(script)
     assert (call.launcher, call.world_size, call.local_world_size) == ("torchrun", 8, 4)
     assert (call.program, call.program_args) == ("pretrain_gpt.py", ("--seq-length", "8"))

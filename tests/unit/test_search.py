@@ -350,7 +350,11 @@ def test_a_page_escapes_what_it_is_given() -> None:
     drawn = page.plot([page.Point("<script>", 1, 1, "winner")], 10, "tokens/s")
     bars = page.bars([("<script>", 10, 12), ("broken", None, None)], 20)
     table = page.Table(["a"], [["<script>"]])
-    text = page.render("<script>", Headline("FOUND", "good", "<script>"), [page.PageSection("s", bars, 20, drawn, table, ["<script>"], ["<script>"])])
+    text = page.render(
+        "<script>",
+        Headline("FOUND", "good", "<script>"),
+        [page.PageSection("s", bars, 20, drawn, table, ["<script>"], ["<script>"])],
+    )
     assert "<script" not in text and text.count("&lt;script&gt;") >= 7 and "no figures" in text
 
 
@@ -406,7 +410,10 @@ def test_a_cluster_may_have_other_memory_and_links(tmp_path: Path) -> None:
     plan = read_search(_file(tmp_path, cluster=cluster, budget="80G"))
     assert (plan.hardware.hbm_mb, plan.world, plan.budget_mb) == (96 * 1024, 16, 80 * 1024)
     assert plan.hardware.link_gb_s.typical == 30 and plan.hardware.network_gb_s.high == 50
-    assert dataclasses.replace(plan.hardware, hbm_mb=plain.hbm_mb, link_gb_s=plain.link_gb_s, network_gb_s=plain.network_gb_s) == plain
+    assert (
+        dataclasses.replace(plan.hardware, hbm_mb=plain.hbm_mb, link_gb_s=plain.link_gb_s, network_gb_s=plain.network_gb_s)
+        == plain
+    )
     with pytest.raises(UsageError, match="'link_gb_s' must be one number above 0"):
         read_search(_file(tmp_path, cluster={"link_gb_s": "fast"}))
 

@@ -119,7 +119,9 @@ def test_a_small_space_with_every_combination_of_stages(budget_mb: int) -> None:
     assert found.winners and found.winners[0].measurement and found.winners[0].measurement.actual_mb <= budget_mb
 
 
-@pytest.mark.parametrize(("model", "cards", "budget_gb"), [("qwen2.5-7b", 8, 36), ("llama2-13b", 16, 28), ("llama3.1-8b", 16, 32)])
+@pytest.mark.parametrize(
+    ("model", "cards", "budget_gb"), [("qwen2.5-7b", 8, 36), ("llama2-13b", 16, 28), ("llama3.1-8b", 16, 32)]
+)
 def test_a_search_never_gets_slower_and_seldom_dearer(model: str, cards: int, budget_gb: int) -> None:
     shape = MODELS[model]
     listed = strategies(shape, cards, Space(vpp=(1,)))

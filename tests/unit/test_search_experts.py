@@ -52,7 +52,9 @@ def test_the_shape_of_a_mixture_is_read() -> None:
 
 @pytest.mark.parametrize("dispatcher", ["alltoall", "alltoall_seq", "allgather"])
 def test_every_strategy_is_one_that_megatron_accepts_and_says_itself(dispatcher: str) -> None:
-    space = Space(vpp=(1, 2), dispatchers=(dispatcher,), recompute=(Recompute(), Recompute("full", 1)), blocks=False, tp=(1, 2, 4))
+    space = Space(
+        vpp=(1, 2), dispatchers=(dispatcher,), recompute=(Recompute(), Recompute("full", 1)), blocks=False, tp=(1, 2, 4)
+    )
     found = strategies(DEEPSEEK, 16, space)
     assert len(found) == len({item.name for item in found}) == len(set(found)) > 100
     assert {item.ep for item in found} >= {1, 2, 4, 8} and {item.etp for item in found if item.tp == 4} == {1, 4}
@@ -64,7 +66,12 @@ def test_every_strategy_is_one_that_megatron_accepts_and_says_itself(dispatcher:
         assert again.arguments() == item.arguments()
         assert item.sequence_parallel or item.tp == 1
         empty = layout.noop
-        assert all(DEEPSEEK.is_mixture(index) == DEEPSEEK.is_mixture(index - sum(noop < index for noop in empty)) for stage in range(item.pp) for chunk in layout.real_layers(stage) for index in chunk)
+        assert all(
+            DEEPSEEK.is_mixture(index) == DEEPSEEK.is_mixture(index - sum(noop < index for noop in empty))
+            for stage in range(item.pp)
+            for chunk in layout.real_layers(stage)
+            for index in chunk
+        )
         assert 16 % (item.ep * item.etp * item.pp) == 0
 
 
@@ -85,8 +92,19 @@ def test_no_op_layers_may_not_turn_a_dense_layer_into_a_mixture() -> None:
 
 
 def test_flags_that_leave_activations_out_of_the_bound() -> None:
-    assert set(with_tag("fewer_activations")) >= {"--moe-zero-memory", "--moe-layer-recompute", "--moe-adaptive-recompute-activation", "--swap-attention", "--recompute-activation-function"}
-    assert set(with_tag("strategy")) >= {"--expert-model-parallel-size", "--expert-tensor-parallel-size", "--moe-tp-extend-ep", "--ulysses-degree-in-cp"}
+    assert set(with_tag("fewer_activations")) >= {
+        "--moe-zero-memory",
+        "--moe-layer-recompute",
+        "--moe-adaptive-recompute-activation",
+        "--swap-attention",
+        "--recompute-activation-function",
+    }
+    assert set(with_tag("strategy")) >= {
+        "--expert-model-parallel-size",
+        "--expert-tensor-parallel-size",
+        "--moe-tp-extend-ep",
+        "--ulysses-degree-in-cp",
+    }
 
 
 @pytest.mark.parametrize("name", [name for name in MIXTURES if name != "deepseek-v3"])
@@ -131,7 +149,10 @@ def test_small_dry_runs_predict_large_ones(name: str) -> None:
     space = Space(tp=(1, 2), vpp=(1,), recompute=(Recompute(), Recompute("full", 1)), blocks=False, distributed_optimizer=(True,))
     found = strategies(shape, 16, space, "alltoall")
     model = MemoryModel(shape)
-    chosen = [next(item for item in found if (item.tp, item.recompute.kind, item.etp, item.pp) == key) for key in ((1, "none", 1, 2), (2, "none", 1, 2), (2, "full", 2, 2), (2, "none", 2, 2))]
+    chosen = [
+        next(item for item in found if (item.tp, item.recompute.kind, item.etp, item.pp) == key)
+        for key in ((1, "none", 1, 2), (2, "none", 1, 2), (2, "full", 2, 2), (2, "none", 2, 2))
+    ]
     for strategy in chosen:
         for probe, small in probes_for(shape, strategy).values():
             _learn(model, small, probe)
@@ -198,7 +219,9 @@ def test_an_option_is_a_dimension() -> None:
     option = ("--moe-zero-memory", "level0")
     listed = strategies(shape, 8, Space(vpp=(1,), blocks=False, uneven=False, options=((), option)), "alltoall")
     assert {item.options for item in listed} == {(), option}
-    assert all(item.arguments()[-2:] == option and item.name.endswith("moe-zero-memory level0") for item in listed if item.options)
+    assert all(
+        item.arguments()[-2:] == option and item.name.endswith("moe-zero-memory level0") for item in listed if item.options
+    )
 
     class Saves(MixtureOracle):
         """The option halves what is not states."""
@@ -226,6 +249,10 @@ def test_a_space_of_experts_is_read() -> None:
     )  # fmt: skip
     assert (space.ep, space.etp, space.dispatchers, space.dualpipe) == ((4, 8), (1,), ("alltoall", "alltoall_seq"), True)
     assert space.options == ((), ("--moe-zero-memory", "level0"))
-    for wrong, said in (({"dispatcher": "mail"}, "is not one of allgather"), ({"options": "level0"}, "must start with a flag"), ({"schedule": "gpipe"}, "1f1b")):
+    for wrong, said in (
+        ({"dispatcher": "mail"}, "is not one of allgather"),
+        ({"options": "level0"}, "must start with a flag"),
+        ({"schedule": "gpipe"}, "1f1b"),
+    ):
         with pytest.raises(UsageError, match=said):
             read_space(wrong, {}, 8, "f.yaml")

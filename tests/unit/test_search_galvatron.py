@@ -23,9 +23,7 @@ CHOICES = [LayerStrategy(1, 2, False), LayerStrategy(2, 1, False), LayerStrategy
     st.integers(0, 5),
     st.integers(1, 24),
 )
-def test_the_recurrence_is_the_brute_force(
-    layers: int, memory: list[int], time: list[int], change: int, budget: int
-) -> None:
+def test_the_recurrence_is_the_brute_force(layers: int, memory: list[int], time: list[int], change: int, budget: int) -> None:
     """Every assignment of strategies to layers, tried one by one, gives the same least time."""
     weight, cost = dict(zip(CHOICES, memory, strict=True)), dict(zip(CHOICES, time, strict=True))
 

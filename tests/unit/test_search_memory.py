@@ -82,7 +82,9 @@ def test_what_the_tensors_say_is_close_before_any_dry_run(
 ) -> None:
     """The model's first guess, from the shapes alone, against what the real MindSpeed-LLM counts: within 2 %."""
     shape = dataclasses.replace(QWEN, seq=tokens)
-    words = f"--tensor-model-parallel-size {tp} --pipeline-model-parallel-size {pp} --micro-batch-size 1 --sequence-parallel {more}"
+    words = (
+        f"--tensor-model-parallel-size {tp} --pipeline-model-parallel-size {pp} --micro-batch-size 1 --sequence-parallel {more}"
+    )
     layers = () if "--num-layers" in words else ("--num-layers", str(QWEN.layers))
     strategy = read_strategy([*words.split(), *layers], cards)
     model = MemoryModel(shape)
@@ -123,9 +125,7 @@ def test_small_dry_runs_predict_large_ones() -> None:
     chosen = random.Random(3).sample(probes, 12)
     for probe, shape in chosen:
         _learn(model, oracle, probe, shape)
-    errors = sorted(
-        abs(model.predict(strategy).used_mb / oracle(strategy).used_mb - 1) for strategy in found
-    )
+    errors = sorted(abs(model.predict(strategy).used_mb / oracle(strategy).used_mb - 1) for strategy in found)
     assert errors[len(errors) // 2] < 0.01
     assert errors[-1] < 0.05
 

@@ -125,9 +125,7 @@ def test_recomputed_layers_of_a_stage_take_turns_over_its_chunks() -> None:
     """MindSpeed's --enable-recompute-layers-per-pp-rank: layer i of chunk c is recomputed if i x chunks + c < N."""
     for chunks in ((4,), (2, 2), (3, 3, 3), (1, 2, 2, 2)):
         for number in range(1, sum(chunks)):
-            places = [
-                sum(layer * len(chunks) + chunk < number for layer in range(layers)) for chunk, layers in enumerate(chunks)
-            ]
+            places = [sum(layer * len(chunks) + chunk < number for layer in range(layers)) for chunk, layers in enumerate(chunks)]
             assert _stage(chunks, Recompute("stage", number)).recomputed(0) == tuple(places)
     assert _stage((2, 1), Recompute("full", 1)).recomputed(0) == (2, 1)
     assert _stage((2, 1), Recompute()).recomputed(0) == (0, 0)

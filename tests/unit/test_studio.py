@@ -112,7 +112,9 @@ def test_a_choice_survives_the_address(subject: Subject) -> None:
         ({"GBS": "8"}, {"--sequence-parallel": None, "--use-distributed-optimizer": "", "--micro-batch-size": "2"}),
     ],
 )
-def test_an_exported_script_is_the_same_job(subject: Subject, tmp_path: Path, sets: dict[str, str], flags: dict[str, Any]) -> None:
+def test_an_exported_script_is_the_same_job(
+    subject: Subject, tmp_path: Path, sets: dict[str, str], flags: dict[str, Any]
+) -> None:
     choice = Choice(sets, flags)
     job = subject.job(choice)
     script = tmp_path / "exported.sh"

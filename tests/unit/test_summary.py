@@ -18,9 +18,7 @@ from mindspeed_dryrun.record.store import Record, write_json
 from mindspeed_dryrun.record.summary import build_report, report_from_logs, summarise
 
 
-def rank(
-    number: int, used: int | None = 500, actual: int | None = 600, status: str = "ok", **fields: object
-) -> RankReport:
+def rank(number: int, used: int | None = 500, actual: int | None = 600, status: str = "ok", **fields: object) -> RankReport:
     figures = {"used_peak_mb": used, "actual_peak_mb": actual, "device_total_mb": 65536, "usable_mb": 61430}
     return RankReport(rank=number, represents=(number,), stage=0, status=Status(status), **{**figures, **fields})  # type: ignore[arg-type]
 
@@ -81,15 +79,11 @@ def test_nothing_is_no_verdict() -> None:
     st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 10**4), st.sampled_from(["ok", "failed"])), max_size=8),
     st.integers(1, 10**6),
 )
-def test_fits_means_every_rank_ran_and_none_exceeds_the_budget(
-    figures: list[tuple[int, int, str]], budget: int
-) -> None:
+def test_fits_means_every_rank_ran_and_none_exceeds_the_budget(figures: list[tuple[int, int, str]], budget: int) -> None:
     ranks = [rank(i, used, used + more, status) for i, (used, more, status) in enumerate(figures)]
     report = verdict(*ranks, budget_mb=budget)
     counted = [item for item in ranks if item.status == "ok"]
-    assert (report.fits is True) == (
-        bool(ranks) and counted == ranks and all(item.actual_peak_mb <= budget for item in ranks)
-    )  # type: ignore[operator]
+    assert (report.fits is True) == (bool(ranks) and counted == ranks and all(item.actual_peak_mb <= budget for item in ranks))  # type: ignore[operator]
     assert report.actual_peak_mb == max(
         (item.actual_peak_mb for item in counted if item.actual_peak_mb is not None), default=None
     )
@@ -171,10 +165,7 @@ def test_one_log_file(tmp_path: Path) -> None:
 
 
 def test_a_run_that_ended_well_may_have_logged_exceptions(tmp_path: Path) -> None:
-    text = (
-        "Traceback (most recent call last):\n  File\nImportError: optional\n iteration   3/   3 | x\n"
-        + BLOCK.format(5, 6)
-    )
+    text = "Traceback (most recent call last):\n  File\nImportError: optional\n iteration   3/   3 | x\n" + BLOCK.format(5, 6)
     (tmp_path / "worker_7.log").write_text(text)
     assert report_from_logs(tmp_path).ranks[0].status == "ok"
 

@@ -40,7 +40,10 @@ def _write(tmp_path: Path, text: str) -> Path:
 
 
 def test_a_list_of_variants_over_common_changes(tmp_path: Path) -> None:
-    plan = read_sweep(_write(tmp_path, """
+    plan = read_sweep(
+        _write(
+            tmp_path,
+            """
 script: train.sh
 set: {SEQ: 4096, TP: 1}
 args: --bf16
@@ -49,7 +52,9 @@ budget: 58G
 variants:
   - {name: a, set: {TP: 2}, args: [--micro-batch-size, 2], env: {X: true}}
   - {set: {TP: 4}}
-"""))
+""",
+        )
+    )
     assert plan.script == tmp_path / "train.sh" and plan.budget_mb == 59392
     first, second = plan.variants
     assert first == Variant(
@@ -59,13 +64,18 @@ variants:
 
 
 def test_a_product_is_every_combination(tmp_path: Path) -> None:
-    plan = read_sweep(_write(tmp_path, """
+    plan = read_sweep(
+        _write(
+            tmp_path,
+            """
 script: train.sh
 product:
   set: {TP: [1, 2, 4], PP: [1, 2]}
   env: {MODE: [a, b]}
   args: {plain: [], again: --recompute-granularity full}
-"""))
+""",
+        )
+    )
     assert len(plan.variants) == 3 * 2 * 2 * 2
     assert len({variant.name for variant in plan.variants}) == 24
     last = plan.variants[-1]

@@ -102,9 +102,7 @@ OPTIONS = ("--budget", "58G", "--", "--train-iters", "3")
 
 
 def test_slurm_array(cluster: Cluster) -> None:
-    done = cluster.run(
-        LAUNCH / "slurm" / "array.sh", "my script.sh", "/shared/out", *OPTIONS, SBATCH_OPTIONS="-p cpu -A me"
-    )
+    done = cluster.run(LAUNCH / "slurm" / "array.sh", "my script.sh", "/shared/out", *OPTIONS, SBATCH_OPTIONS="-p cpu -A me")
     assert done.returncode == 0, done.stderr
     assert done.stdout == "array 101, report 102 (dryrun-102.out)\n"
     check_gold("slurm_array.txt", cluster.called())
@@ -117,9 +115,7 @@ def test_what_the_slurm_array_submits_can_be_run(cluster: Cluster) -> None:
     assert len(wrapped) == 2
     cluster.calls.write_text("")
     for line in wrapped:
-        words = subprocess.run(["bash", "-c", f"printf '%s\\0' {line}"], capture_output=True, text=True).stdout.split(
-            "\0"
-        )
+        words = subprocess.run(["bash", "-c", f"printf '%s\\0' {line}"], capture_output=True, text=True).stdout.split("\0")
         for share in ("0", "1") if "--array=0-1" in words else ("",):
             done = cluster.run("sh", "-c", words[words.index("--wrap") + 1], SLURM_ARRAY_TASK_ID=share)
             assert done.returncode == 0, done.stderr
@@ -179,9 +175,7 @@ def test_wrong_use_shows_the_usage(cluster: Cluster, template: str) -> None:
 
 def pods(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
     spec = document["spec"]
-    templates = (
-        {task["name"]: task["template"] for task in spec["tasks"]} if "tasks" in spec else {"share": spec["template"]}
-    )
+    templates = {task["name"]: task["template"] for task in spec["tasks"]} if "tasks" in spec else {"share": spec["template"]}
     return {name: template["spec"] for name, template in templates.items()}
 
 
@@ -196,8 +190,7 @@ def test_kubernetes(cluster: Cluster, tmp_path: Path, name: str) -> None:
         env = {item["name"]: item["value"] for item in container.get("env", ())}
         env |= {"JOB_COMPLETION_INDEX": "1", "VC_HEAD_HOSTS": "dryrun-head-0.dryrun"}
         command = [
-            word.replace("/job/share.sh", str(LAUNCH / "share.sh"))
-            for word in (*container["command"], *container["args"])
+            word.replace("/job/share.sh", str(LAUNCH / "share.sh")) for word in (*container["command"], *container["args"])
         ]
         if task == "worker":
             command[-1] = command[-1].replace("exec ray", "timeout 1 ray")  # it blocks, as it should

@@ -23,8 +23,48 @@ import time_accuracy
 # Tokens a second and card from README tables of Ascend/MindSpeed-LLM, with the flags of the scripts that decide the time.
 ROWS = time_accuracy.read_published(Path(__file__).with_name("published_throughput.jsonl"))
 HARDWARE = hardware()
-DENSE = ["--tensor-model-parallel-size", "2", "--pipeline-model-parallel-size", "2", "--sequence-parallel", "--num-layers", "8", "--hidden-size", "2048", "--ffn-hidden-size", "8192", "--num-attention-heads", "16", "--seq-length", "4096", "--micro-batch-size", "1", "--global-batch-size", "32", "--vocab-size", "32000", "--swiglu", "--use-fused-swiglu", "--use-flash-attn", "--use-fused-rmsnorm", "--normalization", "RMSNorm", "--use-fused-rotary-pos-emb", "--bf16", "--use-distributed-optimizer"]
-EXPERTS = ["--num-experts", "32", "--moe-router-topk", "4", "--moe-intermediate-size", "1024", "--expert-model-parallel-size", "4"]
+DENSE = [
+    "--tensor-model-parallel-size",
+    "2",
+    "--pipeline-model-parallel-size",
+    "2",
+    "--sequence-parallel",
+    "--num-layers",
+    "8",
+    "--hidden-size",
+    "2048",
+    "--ffn-hidden-size",
+    "8192",
+    "--num-attention-heads",
+    "16",
+    "--seq-length",
+    "4096",
+    "--micro-batch-size",
+    "1",
+    "--global-batch-size",
+    "32",
+    "--vocab-size",
+    "32000",
+    "--swiglu",
+    "--use-fused-swiglu",
+    "--use-flash-attn",
+    "--use-fused-rmsnorm",
+    "--normalization",
+    "RMSNorm",
+    "--use-fused-rotary-pos-emb",
+    "--bf16",
+    "--use-distributed-optimizer",
+]
+EXPERTS = [
+    "--num-experts",
+    "32",
+    "--moe-router-topk",
+    "4",
+    "--moe-intermediate-size",
+    "1024",
+    "--expert-model-parallel-size",
+    "4",
+]
 
 
 def _seconds(*more: str) -> float:

@@ -15,7 +15,8 @@ from mindspeed_dryrun.rank.torch_npu import atb
 
 def test_an_engine_may_replace_a_shared_patch() -> None:
     by_engine = {
-        engine: {patch["name"]: patch for patch in patch_catalogue.compile(engine=engine)} for engine in ("mindspore", "torch_npu")
+        engine: {patch["name"]: patch for patch in patch_catalogue.compile(engine=engine)}
+        for engine in ("mindspore", "torch_npu")
     }
     assert by_engine["mindspore"]["mindspeed-atb-builder"].get("skip") is True
     assert by_engine["torch_npu"]["mindspeed-atb-builder"]["handler"] == "mindspeed_dryrun.rank.torch_npu.atb:load"

@@ -86,7 +86,11 @@ print("done")
 
 def test_device_memory_reads_as_zeros_whatever_was_copied_to_it(library: Path) -> None:
     run = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(library)], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False
+        [sys.executable, "-c", PROGRAM, str(library)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        check=False,
     )
     assert (run.returncode, run.stdout) == (0, "done\n"), run.stderr
 
@@ -108,7 +112,9 @@ def test_a_python_without_torch_npu_gets_a_sentence() -> None:
 def package() -> Path:
     """An installed torch_npu, or the unpacked wheel that TORCH_NPU_PACKAGE names."""
     spec = importlib.util.find_spec("torch_npu")
-    named = os.environ.get("TORCH_NPU_PACKAGE") or (spec and spec.submodule_search_locations and spec.submodule_search_locations[0])
+    named = os.environ.get("TORCH_NPU_PACKAGE") or (
+        spec and spec.submodule_search_locations and spec.submodule_search_locations[0]
+    )
     if not named:
         pytest.skip("no torch_npu here: install it or name an unpacked wheel with TORCH_NPU_PACKAGE")
     return Path(named)

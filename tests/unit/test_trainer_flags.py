@@ -118,7 +118,9 @@ def test_what_follows_from_the_flags() -> None:
     assert plain.accumulate_allreduce_grads_in_fp32 and plain.virtual_stages is None
     assert read(world_size=8).batch.microbatches == 4
     assert read("--num-layers-per-virtual-pipeline-stage", "7").virtual_stages == 2
-    assert read("--num-layers-per-virtual-pipeline-stage", "14").virtual_stages == 1  # interleaved with one chunk, as upstream runs it
+    assert (
+        read("--num-layers-per-virtual-pipeline-stage", "14").virtual_stages == 1
+    )  # interleaved with one chunk, as upstream runs it
     assert [len(stage[0]) for stage in read("--num-layer-list", "12,16").layout.stages] == [12, 16]
     assert read("--tensor-model-parallel-size", "1", "--padded-vocab-size", "32000").sequence_parallel is False
 

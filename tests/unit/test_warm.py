@@ -153,7 +153,7 @@ def test_a_warm_rank_sees_what_a_cold_one_sees(toy: Toy, record: Path, servers: 
     toy.imports("os.environ['SET_BY_IMPORTS'] = 'yes'")
     seen: list[dict[str, Any]] = []
     for rank, warm in ((0, False), (0, True), (5, True)):
-        report = run_rank(toy.task(SEEN + GOOD, rank, OF_THE_RECORD='{record}'), record, servers=servers if warm else None)
+        report = run_rank(toy.task(SEEN + GOOD, rank, OF_THE_RECORD="{record}"), record, servers=servers if warm else None)
         assert report and (report.status, report.used_peak_mb, report.actual_peak_mb) == ("ok", 500, 600), log_of(record, rank)
         assert start_of(record, rank) == ("warm" if warm else "cold")
         assert "the toy is imported" in log_of(record, rank)
@@ -377,9 +377,7 @@ except Interrupted as error:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
 @pytest.mark.parametrize("moment", ["importing", "started", "ready"])
-def test_no_process_outlives_the_launcher(
-    toy: Toy, record: Path, tmp_path: Path, number: signal.Signals, moment: str
-) -> None:
+def test_no_process_outlives_the_launcher(toy: Toy, record: Path, tmp_path: Path, number: signal.Signals, moment: str) -> None:
     toy.imports("import time; time.sleep(1)")
     file = tmp_path / "tasks.json"
     file.write_text(json.dumps([toy.task(TREE, rank).to_json() for rank in (0, 1)]))

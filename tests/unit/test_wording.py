@@ -15,7 +15,15 @@ WORDS = re.compile(
 )
 READ = sorted(
     file
-    for pattern in ("mindspeed_dryrun/**/*.py", "mindspeed_dryrun/**/*.html", "patches/*.yaml", "launch/**/*", "examples/**/*", "docs/*.md", "*.md")
+    for pattern in (
+        "mindspeed_dryrun/**/*.py",
+        "mindspeed_dryrun/**/*.html",
+        "patches/*.yaml",
+        "launch/**/*",
+        "examples/**/*",
+        "docs/*.md",
+        "*.md",
+    )
     for file in ROOT.glob(pattern)
     if file.is_file() and "__pycache__" not in file.parts
 )
@@ -31,10 +39,16 @@ def found_in(text: str) -> list[str]:
 
 def test_the_word_list_is_absent() -> None:
     assert len(READ) > 150
-    assert {str(file.relative_to(ROOT)): lines for file in READ if (lines := found_in(file.read_text(encoding="utf-8", errors="replace")))} == {}
+    assert {
+        str(file.relative_to(ROOT)): lines
+        for file in READ
+        if (lines := found_in(file.read_text(encoding="utf-8", errors="replace")))
+    } == {}
 
 
-@pytest.mark.parametrize("line", ["how to mend it", "the kernel wants pairs", "x is no folder", "the difference to the engine's figure"])
+@pytest.mark.parametrize(
+    "line", ["how to mend it", "the kernel wants pairs", "x is no folder", "the difference to the engine's figure"]
+)
 def test_the_list_is_seen(line: str) -> None:
     assert found_in(line)
 
@@ -63,6 +77,8 @@ def test_an_error_is_a_sentence() -> None:
     wrong = []
     for file in sorted((ROOT / "mindspeed_dryrun").rglob("*.py")):
         for line, begin, end in raised(file):
-            if (re.match(r"[a-z]", begin) and not begin.startswith(PROGRAMS)) or not re.search(r"[.?…)`]\s*$|: (--)?[a-z].*$|=DIR$", end):
+            if (re.match(r"[a-z]", begin) and not begin.startswith(PROGRAMS)) or not re.search(
+                r"[.?…)`]\s*$|: (--)?[a-z].*$|=DIR$", end
+            ):
                 wrong.append(f"{file.relative_to(ROOT)}:{line}: {begin[:40]} … {end[-40:]}")
     assert wrong == []

@@ -84,9 +84,7 @@ def test_a_cut_block_gives_no_false_figure(cut: int) -> None:
 
 
 @given(st.binary(max_size=3000), st.binary(max_size=300), st.integers(1, 400))
-def test_any_bytes_give_a_result_that_does_not_depend_on_how_they_arrive(
-    before: bytes, after: bytes, step: int
-) -> None:
+def test_any_bytes_give_a_result_that_does_not_depend_on_how_they_arrive(before: bytes, after: bytes, step: int) -> None:
     data = before + b"\n" + BLOCK + TRACEBACK + after
 
     class Trickle:
@@ -138,10 +136,7 @@ def test_other_lines_between_the_blocks_lines_do_not_matter(between: list[bytes]
 
 
 def test_lines_marked_as_another_ranks_are_left_out() -> None:
-    other = (
-        b"".join(b"[rank1]: " + line.replace(b"55389", b"99999") + b"\n" for line in LINES)
-        + b"[rank1]: ValueError: theirs\n"
-    )
+    other = b"".join(b"[rank1]: " + line.replace(b"55389", b"99999") + b"\n" for line in LINES) + b"[rank1]: ValueError: theirs\n"
     assert read(other + BLOCK).used_peak_mb == 99999
     log = read(other + BLOCK, rank=0)
     assert log.used_peak_mb == 55389 and log.first_error is None

@@ -27,7 +27,7 @@ _MODULES = {
     "hccl/__init__.py": "",
     "hccl/sys_version.py": '__sys_version__ = "{VERSION}"\n',
     "acl/__init__.py": f'def get_soc_name():\n    return "{SOC_NAME}"\n',
-    "te/__init__.py": '''import sys
+    "te/__init__.py": """import sys
 
 
 def _asked_by(file_name):
@@ -52,7 +52,7 @@ def __getattr__(name):
         sys.modules.pop("te", None)
         return _Version
     raise AttributeError(name)
-''',
+""",
 }
 _FOLDERS = ("lib64", "opp/built-in/op_impl/ai_core/tbe", "opp_kernel", "compiler/ccec_compiler/bin")
 _FILES = {"compiler/version.info": "Version={VERSION}\n", "version.info": "Version={VERSION}\n"}

@@ -33,9 +33,7 @@ def find_torch_npu_lacks(package: Path) -> RequiredSymbols:
     """Reads the libraries of the torch_npu package folder given; runs nothing."""
     main = package / "lib" / "libtorch_npu.so"
     if not main.is_file():
-        raise DryRunError(
-            f"The torch_npu at {package} has no lib/libtorch_npu.so. Install it again: pip install torch-npu"
-        )
+        raise DryRunError(f"The torch_npu at {package} has no lib/libtorch_npu.so. Install it again: pip install torch-npu")
     libraries = [SharedLibrary(path) for path in sorted(package.rglob("*.so"))]
     defined = {symbol.name for library in libraries for symbol in library.symbols if symbol.defined}
     symbols = {

@@ -77,9 +77,7 @@ def interrupted(caught: Sequence[int]) -> Interrupted:
     return Interrupted(caught[0] if caught else signal.SIGINT, "The same launch continues with what is missing.")
 
 
-def get_executor(
-    name: str, jobs: int | None = None, shared: SharedPlaces | None = None, *, cold: bool = False
-) -> Executor:
+def get_executor(name: str, jobs: int | None = None, shared: SharedPlaces | None = None, *, cold: bool = False) -> Executor:
     """`local` or `ray`. `jobs` bounds how many ranks run at once; by default the machine, or the cluster, does.
 
     `cold` starts every rank by itself; ranks on a cluster always are.

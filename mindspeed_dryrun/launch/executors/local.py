@@ -43,9 +43,7 @@ class LocalExecutor:
         with SharedPlaces(self.jobs or host.usable_cores(), self.cold or len(tasks) < 2) as shared:
             self._run(tasks, record, on_event, shared)
 
-    def _run(
-        self, tasks: Sequence[RankTask], record: Path, on_event: Callable[[Event], None], shared: SharedPlaces
-    ) -> None:
+    def _run(self, tasks: Sequence[RankTask], record: Path, on_event: Callable[[Event], None], shared: SharedPlaces) -> None:
         state = _State(deque(tasks), record, shared)
         with Record(record).claimed(task.rank for task in tasks), ending_on_signals(shared.stop) as caught:
             try:

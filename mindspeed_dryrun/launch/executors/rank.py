@@ -161,9 +161,7 @@ def run_rank(
     result = {**_result(report, outcome, log, command, judged.note), "groups": used_groups(record, task.rank), "start": run.start}
     result |= progress.details()
     write_json(folder / "result.json", result)
-    on_event(
-        Event(task.rank, "finished", progress.phase, progress.done, progress.total, log.used_peak_mb, result=report)
-    )
+    on_event(Event(task.rank, "finished", progress.phase, progress.done, progress.total, log.used_peak_mb, result=report))
     return report
 
 
@@ -310,9 +308,7 @@ def _sweep(mark: str) -> None:
                 os.kill(int(entry.name), signal.SIGKILL)
 
 
-def _result(
-    report: RankReport, outcome: Outcome, log: RankLog, command: list[str], note: str | None
-) -> dict[str, Any]:
+def _result(report: RankReport, outcome: Outcome, log: RankLog, command: list[str], note: str | None) -> dict[str, Any]:
     return {
         **dataclasses.asdict(report),
         "exit_status": outcome.exit_status,

@@ -81,9 +81,7 @@ class _State:
         affinity = self.ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
         home = affinity(self.ray.get_runtime_context().get_node_id(), soft=False)
         self.mailbox = self.ray.remote(_Mailbox).options(num_cpus=0, scheduling_strategy=home).remote()
-        self.remote = self.ray.remote(_run_on_machine).options(
-            num_cpus=1, max_retries=_RETRIES, scheduling_strategy="SPREAD"
-        )
+        self.remote = self.ray.remote(_run_on_machine).options(num_cpus=1, max_retries=_RETRIES, scheduling_strategy="SPREAD")
 
     def submit(self) -> None:
         patches = self.record / "patches.json"
@@ -191,9 +189,7 @@ def bring_home(files: Files, folder: Path) -> None:
         for name, content in files.items():
             path = PurePosixPath(name)
             if path.is_absolute() or ".." in path.parts:
-                raise DryRunError(
-                    f"A machine sent a file with the name {name}; the record takes none outside {folder}."
-                )
+                raise DryRunError(f"A machine sent a file with the name {name}; the record takes none outside {folder}.")
             (incoming / path).parent.mkdir(parents=True, exist_ok=True)
             (incoming / path).write_bytes(zlib.decompress(content))
         shutil.rmtree(folder, ignore_errors=True)

@@ -56,9 +56,7 @@ class Servers:
         self._lock = threading.Lock()
         self._servers: dict[str, _Server] = {}
 
-    def fork(
-        self, task: RankTask, environment: Mapping[str, str], folder: Path, log: int, stop: Callable[[], bool]
-    ) -> Guard:
+    def fork(self, task: RankTask, environment: Mapping[str, str], folder: Path, log: int, stop: Callable[[], bool]) -> Guard:
         """A guard with the rank below it. `ColdStart` when this rank cannot be forked, or `stop` says so."""
         program = _program(task.argv)
         order = _import_order(task.argv[0], program, environment)

@@ -109,9 +109,7 @@ def received_shapes(original: Callable[..., Any]) -> Callable[..., Any]:
     last_sent: list[list[int]] = []
 
     @functools.wraps(original)
-    def call(
-        tensor_send_next: Any, tensor_send_prev: Any, recv_prev: bool, recv_next: bool, config: Any, **rest: Any
-    ) -> Any:
+    def call(tensor_send_next: Any, tensor_send_prev: Any, recv_prev: bool, recv_next: bool, config: Any, **rest: Any) -> Any:
         original(tensor_send_next, tensor_send_prev, recv_prev, recv_next, config, **rest)
         for sent in (tensor_send_next, tensor_send_prev):
             if sent is not None:

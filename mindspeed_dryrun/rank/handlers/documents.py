@@ -106,6 +106,7 @@ def mask_of_documents(original: Callable[..., Any]) -> Callable[..., Any]:
         import torch
 
         length = actual_seq_qlen[-1] // cls.batch_size if actual_seq_qlen else 0
+
         def repeated(numbers: Any, repeats: Any) -> Any:
             return torch.zeros(length, dtype=numbers.dtype)
 

@@ -286,9 +286,7 @@ class RingAttention(torch.autograd.Function):  # type: ignore[misc]
             keys.next_window(j)
             for i in range(ring.inner):
                 k, v = keys.next_block(i)
-                dq_step, dk_step, dv_step = _attend_block_back(
-                    ring, block, q, k, v, output, gradient, largest, total, mask
-                )
+                dq_step, dk_step, dv_step = _attend_block_back(ring, block, q, k, v, output, gradient, largest, total, mask)
                 if i == 0 and j > 0:
                     outer_gradients.wait()
                     dkv, outer_next = outer_next, dkv
@@ -361,9 +359,7 @@ def _merge(ring: Ring, block: int, step: tuple[Any, Any, Any], so_far: tuple[Any
     if block < ring.rank:
         return _update(ring, so_far, step)
     output, largest, total = _halves(so_far[0]), _stat_halves(so_far[1]), _stat_halves(so_far[2])
-    new_output, new_largest, new_total = _update(
-        ring, (output[1], largest[:, :, 1, :, :], total[:, :, 1, :, :]), step
-    )
+    new_output, new_largest, new_total = _update(ring, (output[1], largest[:, :, 1, :, :], total[:, :, 1, :, :]), step)
     output[1].copy_(new_output)
     largest[:, :, 1, :, :].copy_(new_largest)
     total[:, :, 1, :, :].copy_(new_total)
@@ -424,9 +420,7 @@ def _attend_block_back(
     return gradients
 
 
-def _add_gradients(
-    ring: Ring, block: int, dq_step: Any, dk_step: Any, dv_step: Any, dq: Any, dk: Any, dv: Any
-) -> None:
+def _add_gradients(ring: Ring, block: int, dq_step: Any, dk_step: Any, dv_step: Any, dq: Any, dk: Any, dv: Any) -> None:
     if block > ring.rank:
         dq[1].add_(dq_step)
     else:

@@ -88,9 +88,7 @@ class LatentAttention(MegatronModule):  # type: ignore[misc]
             for width in widths
         ]
 
-    def forward(
-        self, hidden_states: Any, attention_mask: Any, rotary_pos_emb: Any = None, **_: Any
-    ) -> tuple[Any, Any]:
+    def forward(self, hidden_states: Any, attention_mask: Any, rotary_pos_emb: Any = None, **_: Any) -> tuple[Any, Any]:
         settings = self.settings
         batch = hidden_states.shape[1]
         length = hidden_states.shape[0] * (settings.tensor_model_parallel_size if settings.sequence_parallel else 1)

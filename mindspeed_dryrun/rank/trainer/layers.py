@@ -214,9 +214,7 @@ def gelu_tanh(x: Any) -> Any:
     return 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * torch.pow(x, 3))))
 
 
-def _mark_split(
-    weight: Any, init_method: Any, partition_dim: int, stride: int = 1, is_expert: bool = False
-) -> None:
+def _mark_split(weight: Any, init_method: Any, partition_dim: int, stride: int = 1, is_expert: bool = False) -> None:
     """`_initialize_affine_weight_gpu` without the values: they do not matter in a dry run, and cost most of a start."""
     if not is_expert:
         tensor_parallel.set_tensor_model_parallel_attributes(weight, is_parallel=True, dim=partition_dim, stride=stride)
