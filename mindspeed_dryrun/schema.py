@@ -70,8 +70,8 @@ def _inside(part: Any) -> list[Any]:
 
 
 def _sentence(error: ValidationError, kind: Any, where: str) -> str:
-    first = error.errors(include_url=False, include_context=False)[0]
-    place = ".".join(str(part) for part in first["loc"]) or "the whole file"
+    first = error.errors(include_url=False)[0]
+    place = _place(first["loc"])
     if first["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
         known = [*getattr(kind, "model_fields", ()), *getattr(kind, "__dataclass_fields__", ())]
         near = difflib.get_close_matches(str(first["loc"][-1]), known, 1, 0.6)
@@ -79,5 +79,16 @@ def _sentence(error: ValidationError, kind: Any, where: str) -> str:
         return f"{where}: unknown key '{place}'; {hint}"
     if first["type"] in ("missing", "missing_argument", "missing_keyword_only_argument"):
         return f"{where}: '{place}' is missing."
+    if first["type"] == "literal_error":
+        choices = str(first["ctx"]["expected"]).replace("'", "").replace(" or ", ", ")
+        return f"{where}: {place} '{first['input']}' is not one of {choices}."
     message = first["msg"].removeprefix("Value error, ").removeprefix("Input ")
-    return f"{where}: '{place}' {message[0].lower()}{message[1:]}."
+    message = f"{message[0].lower()}{message[1:]}{'' if message.endswith(('?', '.')) else '.'}"
+    if message.startswith("unknown key"):
+        return f"{where}: {f'{place}: ' if place else ''}{message}"
+    return f"{where}: '{place}' {message}" if place else f"{where} {message}"
+
+
+def _place(location: tuple[int | str, ...]) -> str:
+    """Keys joined by points, items counted from 1: `variants 2.args`."""
+    return "".join(f" {part + 1}" if isinstance(part, int) else f".{part}" for part in location).lstrip(". ")

@@ -75,7 +75,8 @@ def _rows(source: Path, args: argparse.Namespace) -> Sequence[MeasuredRun]:
         return read_rows(source)
     if args.script is None:
         return [row_of_log(source)]
-    from mindspeed_dryrun.sweep.sweep import Variant, variant_job
+    from mindspeed_dryrun.sweep.sweep import variant_job
+    from mindspeed_dryrun.sweep.sweep_file import Variant
 
     pairs = [item.partition("=") for item in args.set]
     if not all(equals for _, equals, _ in pairs):

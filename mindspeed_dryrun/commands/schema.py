@@ -16,6 +16,9 @@ from mindspeed_dryrun.errors import UsageError
 from mindspeed_dryrun.record import model, run_spec
 from mindspeed_dryrun.record.store import write_text
 from mindspeed_dryrun.schema import json_schema
+from mindspeed_dryrun.search.search_file import SearchFile
+from mindspeed_dryrun.sweep.calibration_rows import RowsFile
+from mindspeed_dryrun.sweep.sweep_file import SweepFile
 
 
 def schemas() -> dict[str, dict[str, Any]]:
@@ -25,12 +28,17 @@ def schemas() -> dict[str, dict[str, Any]]:
         "job": json_schema(run_spec.JobFile, "job.json", run_spec.SCHEMA_VERSION),
         "report": json_schema(model.Report, "report.json", model.SCHEMA_VERSION, fits),
         "hardware": json_schema(HardwareFile, "A device: its memory and its speed"),
+        "sweep": json_schema(SweepFile, "A sweep file"),
+        "search": json_schema(SearchFile, "A search file"),
+        "calibration": json_schema(RowsFile, "Measured rows for `calibrate`"),
         "real_runs": json_schema(list[RealRun], "Dry runs that were run for real as well"),
     }
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", nargs="?", metavar="NAME", help="job, report, hardware or real_runs (default: all)")
+    parser.add_argument(
+        "name", nargs="?", metavar="NAME", help="job, report, hardware, sweep, search, calibration or real_runs (default: all)"
+    )
     parser.add_argument("--into", metavar="DIR", type=Path, help="write NAME.json files there instead of printing")
 
 

@@ -62,7 +62,8 @@ def run(args: argparse.Namespace) -> int:
     from mindspeed_dryrun.launch.executors import SharedPlaces, host
     from mindspeed_dryrun.launch.run import dry_run_beside
     from mindspeed_dryrun.report.text import duration, say
-    from mindspeed_dryrun.sweep.sweep import Sweep, VariantResult, exit_status, read_sweep, to_json, to_text
+    from mindspeed_dryrun.sweep.sweep import Sweep, VariantResult, exit_status, to_json, to_text
+    from mindspeed_dryrun.sweep.sweep_file import read_sweep
 
     plan = read_sweep(args.file)
     folder = args.out or Path(f"sweep-{args.file.stem}")

@@ -10,11 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BeforeValidator, Field
 
 from mindspeed_dryrun.devices.device import Device
 from mindspeed_dryrun.errors import UsageError
-from mindspeed_dryrun.yaml_file import Section, read_yaml
+from mindspeed_dryrun.schema import read_as
+from mindspeed_dryrun.user_file import Count, Figure, Number, UserFile
+from mindspeed_dryrun.yaml_file import read_yaml
 
 
 @dataclass(frozen=True)
@@ -106,38 +108,14 @@ class Hardware:
         )
 
 
-_TOO_MUCH = 1e30  # no figure of a device comes near; infinity and figures that are no float end here
-
-
-def _three(value: Any) -> Any:
-    """A figure of the file: one number, or three in rising order."""
-    values = value if isinstance(value, (list, tuple)) else [value]
-    good = all(isinstance(item, (int, float)) and not isinstance(item, bool) and 0 < item < _TOO_MUCH for item in values)
-    if not good or len(values) not in (1, 3) or sorted(values) != list(values):
-        raise ValueError("must be one number above 0, or three in rising order [low, typical, high]")
-    return tuple(float(item) for item in (values if len(values) == 3 else [values[0]] * 3))
-
-
 def _tile(value: Any) -> Any:
     if not isinstance(value, (list, tuple)) or len(value) != 2 or not all(isinstance(x, int) and x > 0 for x in value):
         raise ValueError("must be two whole numbers, rows and columns")
     return tuple(value)
 
 
-def _positive(value: Any) -> Any:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"must be a whole number of at least 1, not {value!r}")
-    return value
-
-
-Figure = Annotated[tuple[float, float, float], BeforeValidator(_three)]
-Count = Annotated[int, BeforeValidator(_positive)]
-
-
-class HardwareFile(BaseModel):
+class HardwareFile(UserFile):
     """A hardware file: one device and the links between devices."""
-
-    model_config = ConfigDict(extra="forbid")
 
     name: str
     also_called: tuple[str, ...] = Field(default=(), description="other names that `--device` takes")
@@ -201,10 +179,7 @@ def _letters(name: str) -> str:
 
 def build_hardware(data: dict[str, Any], where: str) -> Hardware:
     """The hardware that a file's content describes."""
-    try:
-        file = HardwareFile.model_validate(data)
-    except ValidationError as error:
-        raise UsageError(_sentence(error, data, where)) from None
+    file = read_as(HardwareFile, data, where)
     own = HardwareFile.model_fields.keys() - {"hbm_gb", "also_called"}
     values: dict[str, Any] = {name: getattr(file, name) for name in own}
     values |= {name: Range(*values[name]) for name in RANGES}
@@ -213,37 +188,25 @@ def build_hardware(data: dict[str, Any], where: str) -> Hardware:
     return Hardware(**values)
 
 
-def _sentence(error: ValidationError, data: dict[str, Any], where: str) -> str:
-    first = error.errors()[0]
-    key = str(first["loc"][0]) if first["loc"] else ""
-    if first["type"] == "extra_forbidden":
-        near = difflib.get_close_matches(key, HardwareFile.model_fields, 1, 0.6)
-        hint = f"did you mean '{near[0]}'?" if near else f"known keys: {', '.join(HardwareFile.model_fields)}."
-        return f"{where}: unknown key '{key}'; {hint}"
-    if first["type"] == "missing":
-        return f"{where}: '{key}' is missing."
-    if first["type"] == "literal_error":
-        choices = str(first["ctx"]["expected"]).replace("'", "").replace(" or ", ", ")
-        return f"{where}: {key} '{data.get(key)}' is not one of {choices}."
-    message = first["msg"].removeprefix("Value error, ")
-    return f"{where}: '{key}' {message[0].lower()}{message[1:]}."
+class ClusterSection(UserFile):
+    """The `cluster` of a search: its size, and what it has differently from the hardware file."""
+
+    nodes: Count = 1
+    cards_per_node: Count | None = Field(default=None, description="default: as many as the hardware file says")
+    hbm_gb: Number | None = Field(default=None, description="memory of a device")
+    link_gb_s: Figure | None = None
+    network_gb_s: Figure | None = None
 
 
-# What a cluster may have differently from the hardware file.
-CLUSTER_KEYS = ("hbm_gb", "link_gb_s", "network_gb_s")
-
-
-def in_cluster(hardware: Hardware, cluster: Section) -> Hardware:
+def in_cluster(hardware: Hardware, cluster: ClusterSection) -> Hardware:
     """The hardware with the memory and the links that the `cluster` section of a search names."""
     changes: dict[str, Any] = {}
-    for name in CLUSTER_KEYS[1:]:
-        if cluster.has(name):
-            try:
-                changes[name] = Range(*_three(cluster.data[name]))
-            except ValueError as error:
-                raise UsageError(f"{cluster.where}: '{name}' {error}.") from None
-    if cluster.has("hbm_gb"):
-        changes["hbm_mb"] = int(cluster.number("hbm_gb") * 1024)
+    if cluster.link_gb_s:
+        changes["link_gb_s"] = Range(*cluster.link_gb_s)
+    if cluster.network_gb_s:
+        changes["network_gb_s"] = Range(*cluster.network_gb_s)
+    if cluster.hbm_gb:
+        changes["hbm_mb"] = int(cluster.hbm_gb * 1024)
     return dataclasses.replace(hardware, **changes)
 
 

@@ -18,7 +18,7 @@ from mindspeed_dryrun.report import strategy_page as page
 from mindspeed_dryrun.report.text import duration, table
 from mindspeed_dryrun.report.view import Headline
 from mindspeed_dryrun.search.search import Candidate, SearchResult
-from mindspeed_dryrun.search.search_file import SearchFile
+from mindspeed_dryrun.search.search_file import SearchPlan
 from mindspeed_dryrun.search.written_script import write_script
 from mindspeed_dryrun.units import format_mb
 
@@ -223,7 +223,7 @@ def galvatron_fields(strategy: Strategy, shape: ModelShape) -> dict[str, Any]:
 
 
 def write_results(
-    folder: Path, result: SearchResult, shape: ModelShape, hardware: Hardware, plan: SearchFile, trace: Path | None = None
+    folder: Path, result: SearchResult, shape: ModelShape, hardware: Hardware, plan: SearchPlan, trace: Path | None = None
 ) -> list[Path]:
     """Everything a user takes along; returns what was written."""
     written = [folder / "search.html"]

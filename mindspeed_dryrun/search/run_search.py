@@ -20,7 +20,7 @@ from mindspeed_dryrun.record.run_spec import RunSpec
 from mindspeed_dryrun.search import results
 from mindspeed_dryrun.search.measure import DryRuns
 from mindspeed_dryrun.search.search import Search, SearchProgress, SearchResult
-from mindspeed_dryrun.search.search_file import SearchFile, read_search
+from mindspeed_dryrun.search.search_file import SearchPlan, read_search
 from mindspeed_dryrun.search.space import strategies, why_nothing
 
 
@@ -28,7 +28,7 @@ from mindspeed_dryrun.search.space import strategies, why_nothing
 class Prepared:
     """A search that has listed its strategies and has not dry-run any."""
 
-    plan: SearchFile
+    plan: SearchPlan
     shape: ModelShape
     search: Search
     shared: SharedPlaces | None  # with all dry runs of the search
@@ -38,7 +38,7 @@ class Prepared:
 class Found:
     """A search that has ended."""
 
-    plan: SearchFile
+    plan: SearchPlan
     shape: ModelShape
     result: SearchResult
     written: list[Path]

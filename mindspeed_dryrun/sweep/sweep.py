@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
 import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mindspeed_dryrun.devices.hardware import Hardware, read_hardware
-from mindspeed_dryrun.errors import DryRunError, UsageError
+from mindspeed_dryrun.devices.hardware import Hardware
+from mindspeed_dryrun.errors import DryRunError
 from mindspeed_dryrun.estimate.operators import read_operators
 from mindspeed_dryrun.estimate.strategy import read_strategy
 from mindspeed_dryrun.estimate.time_model import NEWEST, Estimate, Release, estimate
@@ -31,35 +30,11 @@ from mindspeed_dryrun.record.store import folder_name
 from mindspeed_dryrun.report import strategy_page as page
 from mindspeed_dryrun.report.text import table
 from mindspeed_dryrun.report.view import Headline
-from mindspeed_dryrun.units import parse_size_mb
-from mindspeed_dryrun.yaml_file import Section, read_yaml, scalar
+from mindspeed_dryrun.sweep.sweep_file import SweepPlan, Variant
 
 # History of `sweep --json`:
 # 1: first version (docs: DESIGN, "Fixed: the record").
 SCHEMA_VERSION = 1
-
-_KEYS = ("script", "set", "args", "env", "budget", "hardware", "trainer_release", "variants", "product")
-
-
-@dataclass(frozen=True)
-class Variant:
-    """One row: what it changes about the script."""
-
-    name: str
-    sets: Mapping[str, str] = field(default_factory=dict)
-    args: tuple[str, ...] = ()
-    env: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class SweepFile:
-    """A sweep as its file describes it."""
-
-    script: Path
-    variants: tuple[Variant, ...]
-    budget_mb: int | None = None
-    hardware: Hardware | None = None
-    release: Release = NEWEST  # of the trainer whose throughput line the predicted one is compared with
 
 
 @dataclass
@@ -110,82 +85,6 @@ class VariantResult:
         }
 
 
-def read_sweep(path: Path) -> SweepFile:
-    """A sweep file, or a `UsageError` that names the key."""
-    section = Section(read_yaml(path), str(path), _KEYS)
-    script = path.parent / section.text("script")
-    common = Variant("", section.variables("set"), section.words("args"), section.variables("env"))
-    variants = [_merge(common, item) for item in (*_listed(section), *_product(section))]
-    if not variants:
-        raise UsageError(f"{path}: name the variants under 'variants' (a list) or 'product' (every combination).")
-    names = [variant.name for variant in variants]
-    for name in names:
-        if names.count(name) > 1:
-            raise UsageError(f"{path}: two variants are called '{name}'; give each its own name.")
-    return SweepFile(
-        script=script,
-        variants=tuple(variants),
-        budget_mb=parse_size_mb(section.text("budget")) if section.has("budget") else None,
-        hardware=read_hardware(section.text("hardware"), path.parent) if section.has("hardware") else None,
-        release=read_release(section),
-    )
-
-
-def read_release(section: Section) -> Release:
-    """Under `trainer_release`, such as 2.1; the newest that is known if the file does not say."""
-    text = section.text("trainer_release", ".".join(map(str, NEWEST)))
-    major, _, minor = text.partition(".")
-    if not (major.isdigit() and minor.partition(".")[0].isdigit()):
-        raise UsageError(f"{section.where}: 'trainer_release' is '{text}'; give MindSpeed-LLM's release, such as 2.1.")
-    return int(major), int(minor.partition(".")[0])
-
-
-def _listed(section: Section) -> Iterator[Variant]:
-    items = section.data.get("variants") or []
-    if not isinstance(items, list):
-        raise UsageError(f"{section.where}: 'variants' must be a list.")
-    for index, item in enumerate(items, 1):
-        one = Section(item, f"{section.where}: variant {index}", ("name", "set", "args", "env"))
-        sets, args, env = one.variables("set"), one.words("args"), one.variables("env")
-        label = " ".join([f"{name}={value}" for name, value in {**sets, **env}.items()] + list(args))
-        yield Variant(one.text("name", label or f"variant {index}"), sets, args, env)
-
-
-def _product(section: Section) -> Iterator[Variant]:
-    if not section.has("product"):
-        return
-    one = Section(section.data["product"], f"{section.where}: 'product'", ("set", "args", "env"))
-    axes: list[list[Variant]] = []
-    for key in ("set", "env"):
-        choices = one.data.get(key) or {}
-        if not isinstance(choices, Mapping):
-            raise UsageError(f"{one.where}: '{key}' must map each name to the list of its values.")
-        for name, values in choices.items():
-            listed = values if isinstance(values, list) else [values]
-            texts = [scalar(value, f"{one.where}: '{key}: {name}'") for value in listed]
-            changes = [{str(name): text} for text in texts]
-            axes.append(
-                [
-                    Variant(f"{name}={text}", change if key == "set" else {}, (), change if key == "env" else {})
-                    for text, change in zip(texts, changes, strict=True)
-                ]
-            )
-    if one.has("args"):
-        if not isinstance(one.data["args"], Mapping):
-            raise UsageError(f"{one.where}: 'args' must map a label to its arguments, such as 'recompute: --recompute-…'.")
-        labels = Section(one.data["args"], f"{one.where}: 'args'", [str(key) for key in one.data["args"]])
-        axes.append([Variant(str(label), {}, labels.words(str(label))) for label in labels.data])
-    for combination in itertools.product(*axes) if axes else ():
-        merged = Variant("")
-        for item in combination:
-            merged = _merge(merged, item)
-        yield dataclasses.replace(merged, name=" ".join(item.name for item in combination))
-
-
-def _merge(first: Variant, second: Variant) -> Variant:
-    return Variant(second.name, {**first.sets, **second.sets}, (*first.args, *second.args), {**first.env, **second.env})
-
-
 def variant_job(script: Path, variant: Variant) -> Job:
     """The variant's job."""
     return read_job(script, RunSpec(sets=variant.sets, overrides=variant.args, env=variant.env))
@@ -215,7 +114,7 @@ class Sweep:
 
     def __init__(
         self,
-        plan: SweepFile,
+        plan: SweepPlan,
         folder: Path,
         dry_run: DryRun,
         on_row: Callable[[int, VariantResult], None] = lambda *_: None,
@@ -309,7 +208,7 @@ def _cells(rows: Sequence[VariantResult]) -> tuple[list[str], list[list[str]]]:
     return [*header, "seconds", "verdict"], body
 
 
-def to_text(plan: SweepFile, rows: Sequence[VariantResult]) -> str:
+def to_text(plan: SweepPlan, rows: Sequence[VariantResult]) -> str:
     """The table, and below it a sentence for every variant that has no figures."""
     header, body = _cells(rows)
     lines = [table(header, body)]
@@ -329,7 +228,7 @@ def _time_note(hardware: Hardware, release: Release) -> str:
     return note
 
 
-def to_html(plan: SweepFile, rows: Sequence[VariantResult]) -> str:
+def to_html(plan: SweepPlan, rows: Sequence[VariantResult]) -> str:
     """The same with a chart."""
     drawn = [
         (row.variant.name, row.report.used_peak_mb, row.report.actual_peak_mb) if row.report else (row.variant.name, None, None)

@@ -22,7 +22,8 @@ from mindspeed_dryrun.report.explain import explain_ranks
 from mindspeed_dryrun.search import results
 from mindspeed_dryrun.search.search import Search
 from mindspeed_dryrun.search.space import Space, strategies
-from mindspeed_dryrun.sweep.sweep import SweepFile, Variant, VariantResult, to_html
+from mindspeed_dryrun.sweep.sweep import VariantResult, to_html
+from mindspeed_dryrun.sweep.sweep_file import SweepPlan, Variant
 
 pytestmark = pytest.mark.browser
 SIZES = {"phone": (390, 844), "desk": (1440, 900)}
@@ -83,7 +84,7 @@ def _strategy_pages() -> dict[str, str]:
     variants = [
         Variant(name) for name in ("TP2", "TP4 with a name that is long enough to need a second line on a phone", "bad", "open")
     ]
-    plan = SweepFile(Path("train.sh"), tuple(variants), 60000, hardware)
+    plan = SweepPlan(script=Path("train.sh"), variants=tuple(variants), budget_mb=60000, hardware=hardware)
     rows = [VariantResult(variants[0], fits(), None, 3.0), VariantResult(variants[1], SAMPLES["does_not_fit"](), None, 4.0)]
     rows += [
         VariantResult(variants[2], None, "--num-layers 28 is not divisible by 3: <b>say</b> another.", 0.1),

@@ -7,6 +7,9 @@ from pathlib import Path
 
 from mindspeed_dryrun.devices.hardware import Hardware, read_hardware
 from mindspeed_dryrun.megatron.model_shape import ExpertShape, LatentShape, ModelShape
+from mindspeed_dryrun.schema import read_as
+from mindspeed_dryrun.search.space import Space
+from mindspeed_dryrun.search.space_file import LimitsSection, SpaceSection, build_space
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
@@ -69,3 +72,9 @@ MIXTURES = {
 
 def hardware() -> Hardware:
     return read_hardware("ascend910b-64g")
+
+
+def read_space(space: object, limits: object, cards_per_node: int, where: str) -> Space:
+    """A space as a search file would have it."""
+    sections = read_as(SpaceSection, space, where), read_as(LimitsSection, limits, where)
+    return build_space(*sections, cards_per_node, where)

@@ -44,7 +44,7 @@ from mindspeed_dryrun.report import as_csv, markdown, table
 from mindspeed_dryrun.report.compare import read_published
 from mindspeed_dryrun.report.explain import explain
 from mindspeed_dryrun.search.search_file import read_search
-from mindspeed_dryrun.sweep.sweep import read_sweep
+from mindspeed_dryrun.sweep.sweep_file import read_sweep
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = 60

@@ -8,7 +8,7 @@ import random
 
 import pytest
 from mixture_oracle import MixtureOracle
-from strategy_models import MIXTURES, hardware
+from strategy_models import MIXTURES, hardware, read_space
 
 from mindspeed_dryrun.errors import UsageError
 from mindspeed_dryrun.estimate.lower_bound import lower_bound_mb, state_mb
@@ -25,7 +25,6 @@ from mindspeed_dryrun.record.model import StagePeak
 from mindspeed_dryrun.search.probes import probes_for
 from mindspeed_dryrun.search.search import Search
 from mindspeed_dryrun.search.space import Space, strategies
-from mindspeed_dryrun.search.space_file import read_space
 
 HARDWARE = hardware()
 DEEPSEEK = MIXTURES["deepseek-v2-lite"]

@@ -7,7 +7,7 @@ import itertools
 from pathlib import Path
 
 import pytest
-from strategy_models import MODELS
+from strategy_models import MODELS, read_space
 
 from mindspeed_dryrun.errors import UsageError
 from mindspeed_dryrun.estimate.lower_bound import saved_mb, state_mb
@@ -20,7 +20,6 @@ from mindspeed_dryrun.megatron.model_shape import read_shape
 from mindspeed_dryrun.megatron.settings import read as read_settings
 from mindspeed_dryrun.search.measure import job_with
 from mindspeed_dryrun.search.space import Space, strategies, why_nothing
-from mindspeed_dryrun.search.space_file import read_space
 
 QWEN = MODELS["qwen2.5-7b"]
 _FLAGS = """
@@ -177,7 +176,7 @@ def test_reading_a_space() -> None:
         ({"pp": [True]}, {}, "whole number"),
         ({"tp": []}, {}, "empty list"),
         ({"recompute": "sometimes"}, {}, "is not none, selective, full, block, block N, stage N or per_stage"),
-        ({"split": "odd"}, {}, "even, uneven or both"),
+        ({"split": "odd"}, {}, "is not one of even, uneven"),
         ({"cp_algorithm": "star"}, {}, "is not one of ring, ulysses"),
         ({"sequence_parallel": "yes"}, {}, "takes true, false"),
         ({}, {"max_dp": 2}, "unknown key 'max_dp'"),

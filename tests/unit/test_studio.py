@@ -16,7 +16,8 @@ from mindspeed_dryrun.studio.choices import Choice, Control, Subject, controls, 
 from mindspeed_dryrun.studio.export import as_script, as_sweep
 from mindspeed_dryrun.studio.gate import LONGEST_BODY, Gate
 from mindspeed_dryrun.studio.session import Try, name_of
-from mindspeed_dryrun.sweep.sweep import read_sweep, variant_job
+from mindspeed_dryrun.sweep.sweep import variant_job
+from mindspeed_dryrun.sweep.sweep_file import read_sweep
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "pretrain_qwen25_7b_32k_ms.sh"

@@ -20,15 +20,13 @@ from mindspeed_dryrun.record.model import Report
 from mindspeed_dryrun.record.summary import summarise
 from mindspeed_dryrun.sweep.sweep import (
     Sweep,
-    SweepFile,
-    Variant,
     exit_status,
-    read_sweep,
     to_html,
     to_json,
     to_text,
     variant_job,
 )
+from mindspeed_dryrun.sweep.sweep_file import SweepPlan, Variant, read_sweep
 
 SCRIPT = EXAMPLES / "lab" / "qwen25_7b_8p.sh"
 
@@ -89,8 +87,8 @@ product:
         ("variants: [{name: a}]", "'script' is missing"),
         ("script: a.sh", "name the variants"),
         ("script: a.sh\nvariant: []", "did you mean 'variants'"),
-        ("script: a.sh\nvariants: {a: 1}", "must be a list"),
-        ("script: a.sh\nvariants: [{nmae: a}]", "variant 1: unknown key 'nmae'; did you mean 'name'"),
+        ("script: a.sh\nvariants: {a: 1}", "valid list"),
+        ("script: a.sh\nvariants: [{nmae: a}]", "variants 1: unknown key 'nmae'; did you mean 'name'"),
         ("script: a.sh\nvariants: [{name: a}, {name: a}]", "two variants are called 'a'"),
         ("script: a.sh\nvariants: [{set: [TP=2]}]", "must be a mapping of names to values"),
         ("script: a.sh\nvariants: [{args: {a: 1}}]", "a string or a list of arguments"),
@@ -152,7 +150,11 @@ def _report(peak: int, budget: int = 59392, status: str = "ok") -> Report:
     return summarise(None, ENGINE, ranks, dataclasses.replace(CRITERIA, budget_mb=budget))
 
 
-PLAN = SweepFile(SCRIPT, tuple(Variant(name, {"TP": tp, "PP": pp}) for name, tp, pp in [("a", "2", "4"), ("b", "4", "2")]), 59392)
+PLAN = SweepPlan(
+    script=SCRIPT,
+    variants=tuple(Variant(name, {"TP": tp, "PP": pp}) for name, tp, pp in [("a", "2", "4"), ("b", "4", "2")]),
+    budget_mb=59392,
+)
 
 
 def test_the_json_has_the_fixed_shape(tmp_path: Path) -> None:
@@ -176,14 +178,14 @@ def test_every_variant_has_its_own_record(tmp_path: Path) -> None:
         folders.append(stem)
         return _report(5)
 
-    plan = SweepFile(SCRIPT, (*PLAN.variants, Variant("odd / name & all", {"TP": "1", "PP": "1"})))
+    plan = SweepPlan(script=SCRIPT, variants=(*PLAN.variants, Variant("odd / name & all", {"TP": "1", "PP": "1"})))
     Sweep(plan, tmp_path, dry_run).run()
     assert [folder.name for folder in folders] == ["a", "b", "odd_name_all"]
     assert all(folder.parent == tmp_path / "variants" for folder in folders)
 
 
 def test_a_variant_that_cannot_run_is_a_sentence_in_the_table(tmp_path: Path) -> None:
-    plan = SweepFile(SCRIPT, (Variant("bad", {"TP": "3"}), Variant("none", {"NOPE": "1"}), *PLAN.variants))
+    plan = SweepPlan(script=SCRIPT, variants=(Variant("bad", {"TP": "3"}), Variant("none", {"NOPE": "1"}), *PLAN.variants))
 
     def dry_run(job: Job, out: Path) -> Report:
         if job.parallel.tp == 4:
@@ -239,7 +241,7 @@ def test_an_interrupted_rank_ends_the_sweep_and_is_no_failure(tmp_path: Path) ->
 
 
 def test_the_page_has_a_chart_and_escapes_names(tmp_path: Path) -> None:
-    plan = SweepFile(SCRIPT, (Variant("<b>&", {"TP": "2"}),), 59392, hardware())
+    plan = SweepPlan(script=SCRIPT, variants=(Variant("<b>&", {"TP": "2"}),), budget_mb=59392, hardware=hardware())
     rows = Sweep(plan, tmp_path, lambda job, out: _report(60000, status="oom")).run()
     text = to_html(plan, rows)
     assert "<svg" in text and "budget 59392M" in text and "&lt;b&gt;&amp;" in text and "<b>&" not in text
