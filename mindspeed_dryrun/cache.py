@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
+
+from filelock import FileLock
+from platformdirs import user_cache_path
 
 from mindspeed_dryrun.errors import DryRunError
 
@@ -19,9 +20,7 @@ VARIABLE = "MINDSPEED_DRYRUN_CACHE"
 def cache_root() -> Path:
     """`$MINDSPEED_DRYRUN_CACHE`, else `$XDG_CACHE_HOME/mindspeed_dryrun`, else `~/.cache/mindspeed_dryrun`."""
     chosen = os.environ.get(VARIABLE)
-    if chosen:
-        return Path(chosen).expanduser().absolute()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "mindspeed_dryrun"
+    return Path(chosen).expanduser().absolute() if chosen else user_cache_path("mindspeed_dryrun")
 
 
 def make_once(folder: Path, build: Callable[[Path], None]) -> Path:
@@ -36,7 +35,7 @@ def make_once(folder: Path, build: Callable[[Path], None]) -> Path:
     try:
         for missing in reversed([path for path in (folder.parent, *folder.parent.parents) if not path.exists()]):
             missing.mkdir(mode=0o700, exist_ok=True)  # `parents=True` would give those above the umask's mode
-        with _locked(folder.parent / f"{folder.name}.lock"):
+        with FileLock(folder.parent / f"{folder.name}.lock"):
             if not folder.is_dir():
                 for left_over in folder.parent.glob(f"{folder.name}.tmp-*"):
                     shutil.rmtree(left_over, ignore_errors=True)
@@ -61,13 +60,6 @@ def private_folder(folder: Path) -> Path:
         missing.mkdir(mode=0o700, exist_ok=True)
     _refuse_if_writable(cache_root(), folder)
     return folder
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    with path.open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 def _take_from_others(folder: Path) -> None:

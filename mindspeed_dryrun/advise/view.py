@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from mindspeed_dryrun.advise.levers import Lever
 from mindspeed_dryrun.record.model import Report
 from mindspeed_dryrun.report import view
-from mindspeed_dryrun.report.table import columns
+from mindspeed_dryrun.report.text import columns
 
 
 def render(

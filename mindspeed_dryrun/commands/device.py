@@ -14,7 +14,7 @@ from pathlib import Path
 
 from mindspeed_dryrun.devices.hardware import names
 from mindspeed_dryrun.record.criteria import device_of_logs, named_device
-from mindspeed_dryrun.report.table import columns
+from mindspeed_dryrun.report.text import columns
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

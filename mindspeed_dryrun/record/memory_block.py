@@ -124,9 +124,8 @@ def _replay(path: Path) -> Replay:
 
 def _follow(path: Path, columns: _Columns, first: int, adding: _Sum | None) -> _Reader:
     reader = _Reader(columns, adding)
-    with contextlib.closing(read_rows(path, columns.layout, first)) as parts:
-        for rows in parts:
-            reader.take(rows)
+    for rows in read_rows(path, columns.layout, first):
+        reader.take(rows)
     reader.finish()
     return reader
 

@@ -1,29 +1,15 @@
-"""The rows of MindSpore's `memory_block.csv` as columns: the part of the reading that needs nothing of earlier rows.
-
-A large file is read in parts by several processes. This file is their program (`memory_rows.py JOB`), so it imports
-nothing of the package: each takes every n-th part and writes its columns to standard output, where a full pipe holds it
-back until they are wanted and a closed one ends it.
-"""
+"""The rows of MindSpore's `memory_block.csv` as columns: the part of the reading that needs nothing of earlier rows."""
 
 from __future__ import annotations
 
-import contextlib
-import json
-import marshal
-import os
-import signal
-import subprocess
-import sys
 from array import array
-from collections.abc import Generator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 _PART = 2**25  # bytes of the file
 _AT_ONCE = 2**20
-_LARGE = 2**28  # a file from which on several processes are faster than one
-_MOST_PROCESSES = 4  # more find nothing to do: the columns are gone through by one
 
 
 class Layout(NamedTuple):
@@ -53,42 +39,11 @@ class Rows(NamedTuple):
     stacks: array[int]
 
 
-def read_rows(path: Path, layout: Layout, first: int, processes: int = 0) -> Generator[Rows, None, None]:
-    """The parts of the file in its order. `first` is the offset of the first row; `processes` is 0 for as many as help."""
-    size = path.stat().st_size
-    parts = range(first, size, _PART)
-    processes = processes or (min(_MOST_PROCESSES, len(os.sched_getaffinity(0))) if size >= _LARGE else 1)
-    if processes == 1:
-        with path.open("rb", buffering=_AT_ONCE) as file:
-            for start in parts:
-                yield _read_part(file, layout, start, start + _PART, first)
-        return
-    with contextlib.ExitStack() as running:
-        pipes = []
-        for number in range(processes):
-            job = json.dumps([str(path), layout, first, parts.stop, parts.step, number, processes])
-            # Leaving it closes the pipe, which ends the process, and waits for it.
-            process = subprocess.Popen([sys.executable, "-I", "-S", __file__, job], stdout=subprocess.PIPE)
-            pipe = running.enter_context(process).stdout
-            assert pipe is not None
-            pipes.append(pipe)
-        for number in range(len(parts)):
-            try:
-                columns = marshal.load(pipes[number % processes])
-            except EOFError:
-                raise OSError(f"A process that read {path} ended before its time.") from None
-            yield Rows(*columns[:3], *(array("q", column) for column in columns[3:]))
-
-
-def main() -> None:
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    path, layout, first, size, part, number, processes = json.loads(sys.argv[1])
-    with Path(path).open("rb", buffering=_AT_ONCE) as file:
-        for start in range(first, size, part)[number::processes]:
-            rows = _read_part(file, Layout(*layout), start, start + part, first)
-            marshal.dump((*rows[:3], *(column.tobytes() for column in rows[3:])), sys.stdout.buffer)
-            sys.stdout.buffer.flush()
+def read_rows(path: Path, layout: Layout, first: int) -> Iterator[Rows]:
+    """The parts of the file in its order. `first` is the offset of the first row."""
+    with path.open("rb", buffering=_AT_ONCE) as file:
+        for start in range(first, path.stat().st_size, _PART):
+            yield _read_part(file, layout, start, start + _PART, first)
 
 
 def _read_part(file: BinaryIO, layout: Layout, start: int, end: int, first: int) -> Rows:
@@ -178,7 +133,3 @@ class _Stacks:
             which.append(number)
         self._last = number
         return changed, which
-
-
-if __name__ == "__main__":
-    main()

@@ -104,6 +104,8 @@ def _events(file: IO[str], path: Path) -> Iterator[dict[str, Any]]:
             return
         try:
             event, position = decoder.raw_decode(text, position)
+        except RecursionError:
+            raise UsageError(f"{path} is not a Chrome trace (trace_view.json): an event is nested too deeply.") from None
         except json.JSONDecodeError:
             more = file.read(_CHUNK)
             if not more or len(text) - position > _LONGEST_EVENT:

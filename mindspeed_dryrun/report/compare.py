@@ -17,7 +17,7 @@ from mindspeed_dryrun.record.model import EngineSummary, RankReport, Report, Sta
 from mindspeed_dryrun.record.summary import summarise
 from mindspeed_dryrun.report import view
 from mindspeed_dryrun.report.markdown import escape, pipe_table
-from mindspeed_dryrun.report.table import columns
+from mindspeed_dryrun.report.text import columns
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 from mindspeed_dryrun.report import view
 from mindspeed_dryrun.report.explain import Explanation, Part
-from mindspeed_dryrun.report.table import columns
+from mindspeed_dryrun.report.text import columns
 
 _BAR = 24
 

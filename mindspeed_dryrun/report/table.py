@@ -5,11 +5,11 @@ from __future__ import annotations
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterable, Sequence
 
-from mindspeed_dryrun.language import t, width
+from mindspeed_dryrun.language import t
 from mindspeed_dryrun.record.model import Report
 from mindspeed_dryrun.report import view
+from mindspeed_dryrun.report.text import columns
 
 _WIDTH = 80
 _NARROWEST, _WIDEST = 40, 120  # a longer line is hard to read
@@ -45,19 +45,6 @@ def render(report: Report, colour: bool = False) -> str:
 def paint(text: str, tone: str, colour: bool) -> str:
     """Text in the colour of its tone, or as it is."""
     return f"{_COLOURS[tone]}{text}\x1b[0m" if colour and tone in _COLOURS else text
-
-
-def columns(head: Sequence[str], body: Sequence[Sequence[str]], left: Iterable[int] = ()) -> list[str]:
-    """Aligned columns, two spaces apart; numbers to the right except the columns named in `left`."""
-    lefts = set(left)
-    widths = [max(width(row[i]) for row in [head, *body]) for i in range(len(head))]
-    return [
-        "  ".join(
-            cell + " " * (wide - width(cell)) if i in lefts else " " * (wide - width(cell)) + cell
-            for i, (cell, wide) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in [head, *body]
-    ]
 
 
 def _rank_lines(report: Report, colour: bool) -> list[str]:

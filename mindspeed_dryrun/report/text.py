@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+
+from mindspeed_dryrun.language import width
+
+
+def columns(head: Sequence[str], body: Sequence[Sequence[str]], left: Iterable[int] = ()) -> list[str]:
+    """Aligned columns, two spaces apart; numbers to the right except the columns named in `left`."""
+    lefts = set(left)
+    widths = [max(width(row[i]) for row in [head, *body]) for i in range(len(head))]
+    return [
+        "  ".join(
+            cell + " " * (wide - width(cell)) if i in lefts else " " * (wide - width(cell)) + cell
+            for i, (cell, wide) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in [head, *body]
+    ]
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[object]], left: int = 1) -> str:
-    """Columns as wide as their widest cell; the first `left` are flush left, figures flush right."""
+    """The same with a line under the header; the first `left` columns are flush left."""
     cells = [[str(cell) for cell in row] for row in rows]
-    widths = [max(len(row[index]) for row in [list(header), *cells]) for index in range(len(header))]
-
-    def line(row: Sequence[str]) -> str:
-        parts = [
-            cell.ljust(width) if index < left else cell.rjust(width)
-            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        return "  ".join(parts).rstrip()
-
-    return "\n".join([line(header), "  ".join("-" * width for width in widths), *map(line, cells)])
+    head, *body = columns(header, cells, range(left))
+    widths = [max(width(row[index]) for row in [header, *cells]) for index in range(len(header))]
+    return "\n".join([head, "  ".join("-" * wide for wide in widths), *body])
 
 
 def duration(seconds: float) -> str:

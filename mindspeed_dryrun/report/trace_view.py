@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mindspeed_dryrun.record.trace import Trace
 from mindspeed_dryrun.report import view
-from mindspeed_dryrun.report.table import columns
+from mindspeed_dryrun.report.text import columns
 
 
 def render(trace: Trace, most: int = 25) -> str:

@@ -6,11 +6,27 @@ import os
 import shutil
 import subprocess
 import tarfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 AXE = "axe-core@4.10.3"
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """Debian's chromium, or another build of it, driven by Playwright."""
+    sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
+    names = ("chromium", "chromium-browser", "google-chrome")
+    binary = next((path for name in names if (path := shutil.which(name))), None)
+    if binary is None:
+        pytest.skip("chromium is not installed (apt-get install chromium)")
+    with sync_api.sync_playwright() as playwright:
+        found = playwright.chromium.launch(executable_path=binary, args=["--no-sandbox"])
+        yield found
+        found.close()
 
 
 @pytest.fixture(scope="session")

@@ -6,8 +6,8 @@ import dataclasses
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-import chromium
 import pytest
 import strategy_models
 from report_samples import SAMPLES, fits, job_file
@@ -29,14 +29,36 @@ pytestmark = pytest.mark.browser
 SIZES = {"phone": (390, 844), "desk": (1440, 900)}
 
 
+class Shown:
+    """One page of the browser. `requests` and `problems` are what it has done since it was opened."""
+
+    def __init__(self, page: Any) -> None:
+        self.page = page
+        self.requests: list[str] = []
+        self.problems: list[str] = []
+        page.on("request", lambda request: self.requests.append(request.url))
+        page.on("console", lambda message: self.problems.append(message.text))
+        page.on("pageerror", lambda error: self.problems.append(str(error)))
+        page.on("dialog", lambda dialog: self.problems.append(dialog.message))
+
+    def open(self, file: Path, width: int, height: int, scheme: str = "light") -> None:
+        """Loads a file at this size and colour scheme, and waits until it has."""
+        self.requests.clear()
+        self.problems.clear()
+        self.page.set_viewport_size({"width": width, "height": height})
+        self.page.emulate_media(color_scheme=scheme)
+        self.page.goto(file.as_uri())
+
+    def evaluate(self, expression: str) -> Any:
+        """The value of a JavaScript expression (a promise is waited for)."""
+        return self.page.evaluate(expression)
+
+
 @pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[chromium.Chromium]:
-    binary = chromium.find()
-    if binary is None:
-        pytest.skip("chromium is not installed (apt-get install chromium)")
-    found = chromium.Chromium(binary, tmp_path_factory.mktemp("profile"))
-    yield found
-    found.close()
+def shown(browser: Any) -> Iterator[Shown]:
+    context = browser.new_context(bypass_csp=True)  # axe is put into the page by the test
+    yield Shown(context.new_page())
+    context.close()
 
 
 @pytest.fixture(scope="module")
@@ -99,26 +121,26 @@ STRATEGY_NAMES = ["search", "search in vain", "sweep"]
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("name", [*NAMES, *STRATEGY_NAMES])
-def test_no_console_message_and_no_request_but_the_page(browser, pages, name, size):
-    browser.open(pages[name], *SIZES[size])
-    browser.evaluate("new Promise(done => setTimeout(done, 200))")
-    assert browser.problems == []
-    assert browser.requests == [pages[name].as_uri()]
+def test_no_console_message_and_no_request_but_the_page(shown, pages, name, size):
+    shown.open(pages[name], *SIZES[size])
+    shown.evaluate("new Promise(done => setTimeout(done, 200))")
+    assert shown.problems == []
+    assert shown.requests == [pages[name].as_uri()]
 
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("name", [*NAMES, *STRATEGY_NAMES])
-def test_verdict_and_worst_rank_are_on_the_first_screen_and_nothing_overflows(browser, pages, name, size):
+def test_verdict_and_worst_rank_are_on_the_first_screen_and_nothing_overflows(shown, pages, name, size):
     width, height = SIZES[size]
-    browser.open(pages[name], width, height)
+    shown.open(pages[name], width, height)
     for element in ("verdict", "worst") if name in NAMES else ("verdict",):
-        box = browser.evaluate(
+        box = shown.evaluate(
             f"(() => {{const b = document.getElementById('{element}').getBoundingClientRect();"
             f" return {{left: b.left, right: b.right, top: b.top, bottom: b.bottom}}}})()"
         )
         assert 0 <= box["left"] < box["right"] <= width and 0 <= box["top"] < box["bottom"] <= height, (element, box)
-    assert browser.evaluate("document.documentElement.scrollWidth") <= width
-    small = browser.evaluate(
+    assert shown.evaluate("document.documentElement.scrollWidth") <= width
+    small = shown.evaluate(
         "[...document.querySelectorAll('body *')].filter(e => e.childElementCount == 0 && e.textContent.trim()"
         " && e.checkVisibility() && parseFloat(getComputedStyle(e).fontSize) < 10).map(e => e.outerHTML)"
     )
@@ -126,53 +148,53 @@ def test_verdict_and_worst_rank_are_on_the_first_screen_and_nothing_overflows(br
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_the_charts_are_drawn(browser, pages, size, tmp_path):
-    browser.open(pages["explained"], *SIZES[size])
-    area = browser.evaluate(
+def test_the_charts_are_drawn(shown, pages, size, tmp_path):
+    shown.open(pages["explained"], *SIZES[size])
+    area = shown.evaluate(
         "(() => {const b = document.querySelector('.area').getBoundingClientRect(); return [b.width, b.height]})()"
     )
     assert area[0] > 250 and area[1] > 100
-    widths = browser.evaluate(
+    widths = shown.evaluate(
         "[...document.querySelectorAll('.bar')[0].querySelectorAll('rect')].map(r => r.getBoundingClientRect().width)"
     )
     assert len(widths) >= 5 and all(width > 0 for width in widths)
-    fills = browser.evaluate(
+    fills = shown.evaluate(
         "[...document.querySelectorAll('.bar')[0].querySelectorAll('rect')].map(r => getComputedStyle(r).fill)"
     )
     assert len(set(fills)) == len(fills)
-    peak = browser.evaluate(
+    peak = shown.evaluate(
         "(() => {const b = document.querySelector('.peak').getBoundingClientRect(); return b.left + b.width / 2})()"
     )
-    text = browser.evaluate(
+    text = shown.evaluate(
         "(() => {const b = document.querySelector('.peak-text').getBoundingClientRect(); return [b.left, b.right]})()"
     )
     assert text[0] - 2 <= peak <= text[1] + 2 and text[1] <= SIZES[size][0]
-    assert len(browser.screenshot(tmp_path / "page.png")) > 20_000
+    assert len(shown.page.screenshot(path=tmp_path / "page.png", full_page=True)) > 20_000
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_the_charts_of_strategies_are_drawn(browser, pages, size):
-    browser.open(pages["search"], *SIZES[size])
-    kinds = browser.evaluate(
+def test_the_charts_of_strategies_are_drawn(shown, pages, size):
+    shown.open(pages["search"], *SIZES[size])
+    kinds = shown.evaluate(
         "[...document.querySelectorAll('.plot circle')].map(c => [c.className.baseVal, getComputedStyle(c).fill])"
     )
     assert {"p-winner", "p-over", "p-predicted"} <= {kind for kind, _ in kinds} and len({fill for _, fill in kinds}) >= 3
-    drawn = browser.evaluate(
+    drawn = shown.evaluate(
         "(() => {const b = document.querySelector('.plot').getBoundingClientRect();"
         " const t = document.querySelector('.plot text').getBoundingClientRect(); return [b.width, b.height, t.height]})()"
     )
     assert drawn[0] > 600 and drawn[1] > 250 and drawn[2] > 9, "a phone scrolls the plot, it does not shrink it"
-    browser.open(pages["sweep"], *SIZES[size])
-    bars = browser.evaluate("[...document.querySelectorAll('.bar')].map(b => b.querySelectorAll('rect').length)")
+    shown.open(pages["sweep"], *SIZES[size])
+    bars = shown.evaluate("[...document.querySelectorAll('.bar')].map(b => b.querySelectorAll('rect').length)")
     assert bars == [2, 2, 0, 0]
-    assert browser.evaluate("document.querySelectorAll('b').length") == 0
+    assert shown.evaluate("document.querySelectorAll('b').length") == 0
 
 
-def test_light_and_dark_differ_and_both_are_readable(browser, pages, tmp_path):
+def test_light_and_dark_differ_and_both_are_readable(shown, pages, tmp_path):
     colours = {}
     for scheme in ("light", "dark"):
-        browser.open(pages["explained"], *SIZES["desk"], scheme=scheme)
-        colours[scheme] = browser.evaluate(
+        shown.open(pages["explained"], *SIZES["desk"], scheme=scheme)
+        colours[scheme] = shown.evaluate(
             "[getComputedStyle(document.body).backgroundColor, getComputedStyle(document.body).color]"
         )
     assert colours["light"] != colours["dark"]
@@ -181,11 +203,11 @@ def test_light_and_dark_differ_and_both_are_readable(browser, pages, tmp_path):
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("name", [*NAMES, *STRATEGY_NAMES])
-def test_axe_finds_no_serious_violation(browser, pages, axe, name, size, scheme):
-    browser.open(pages[name], *SIZES[size], scheme=scheme)
-    browser.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
-    browser.evaluate(axe + "; null")
-    found = json.loads(browser.evaluate("axe.run().then(result => JSON.stringify(result.violations))"))
+def test_axe_finds_no_serious_violation(shown, pages, axe, name, size, scheme):
+    shown.open(pages[name], *SIZES[size], scheme=scheme)
+    shown.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
+    shown.evaluate(axe + "; null")
+    found = json.loads(shown.evaluate("axe.run().then(result => JSON.stringify(result.violations))"))
     serious = [
         (item["id"], item["impact"], [node["html"][:200] for node in item["nodes"]][:3])
         for item in found
@@ -194,30 +216,29 @@ def test_axe_finds_no_serious_violation(browser, pages, axe, name, size, scheme)
     assert serious == []
 
 
-def test_axe_would_notice(browser, pages, axe):
+def test_axe_would_notice(shown, pages, axe):
     """A check that finds nothing proves something only if it can find something."""
-    browser.open(pages["fits"], *SIZES["desk"])
-    browser.evaluate("document.querySelector('.verdict p').style.color = '#9fd8ad'; null")
-    browser.evaluate("document.querySelectorAll('svg').forEach(s => s.removeAttribute('aria-label')); null")
-    browser.evaluate(axe + "; null")
-    found = browser.evaluate("axe.run().then(result => result.violations.map(v => v.id))")
+    shown.open(pages["fits"], *SIZES["desk"])
+    shown.evaluate("document.querySelector('.verdict p').style.color = '#9fd8ad'; null")
+    shown.evaluate("document.querySelectorAll('svg').forEach(s => s.removeAttribute('aria-label')); null")
+    shown.evaluate(axe + "; null")
+    found = shown.evaluate("axe.run().then(result => result.violations.map(v => v.id))")
     assert {"color-contrast", "svg-img-alt"} <= set(found)
 
 
-def test_what_came_from_a_log_is_text_and_nothing_ran(browser, pages):
-    browser.open(pages["hostile"], *SIZES["desk"])
-    assert browser.evaluate("document.scripts.length") == 0
-    assert browser.evaluate("document.title").startswith("FAILED: ")
-    assert "<script>document.title='owned'</script>" in browser.evaluate("document.querySelector('pre').textContent")
-    assert browser.evaluate("document.querySelectorAll('img, i').length") == 0
+def test_what_came_from_a_log_is_text_and_nothing_ran(shown, pages):
+    shown.open(pages["hostile"], *SIZES["desk"])
+    assert shown.evaluate("document.scripts.length") == 0
+    assert shown.evaluate("document.title").startswith("FAILED: ")
+    assert "<script>document.title='owned'</script>" in shown.evaluate("document.querySelector('pre').textContent")
+    assert shown.evaluate("document.querySelectorAll('img, i').length") == 0
 
 
-def test_the_keyboard_reaches_the_skip_link_and_every_scrolling_table(browser, pages):
-    browser.open(pages["explained"], *SIZES["phone"])
+def test_the_keyboard_reaches_the_skip_link_and_every_scrolling_table(shown, pages):
+    shown.open(pages["explained"], *SIZES["phone"])
     reached = []
     for _ in range(12):
-        for kind in ("keyDown", "keyUp"):
-            browser.call("Input.dispatchKeyEvent", type=kind, key="Tab", code="Tab", windowsVirtualKeyCode=9)
-        reached.append(browser.evaluate("document.activeElement.className || document.activeElement.tagName"))
+        shown.page.keyboard.press("Tab")
+        reached.append(shown.evaluate("document.activeElement.className || document.activeElement.tagName"))
     assert reached[0] == "skip"
     assert reached.count("scroll") >= 5 and "SUMMARY" in reached

@@ -15,14 +15,12 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlparse
 
-import chromium
 import pytest
 
 from mindspeed_dryrun.engines.packages import packages_folder
 
 pytest.importorskip("starlette", reason="pip install 'mindspeed-dryrun[studio]'")
 pytest.importorskip("uvicorn", reason="pip install 'mindspeed-dryrun[studio]'")
-sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "pretrain_qwen25_7b_32k_ms.sh"
@@ -31,7 +29,6 @@ pytestmark = [
     pytest.mark.browser,
     pytest.mark.engine,
     pytest.mark.skipif(not packages_folder().is_dir(), reason="mindspeed-dryrun setup has not been run"),
-    pytest.mark.skipif(chromium.find() is None, reason="chromium is not installed (apt-get install chromium)"),
 ]
 
 
@@ -93,14 +90,6 @@ def eventually(condition: Callable[[], bool], seconds: float = 60) -> bool:
             return True
         time.sleep(0.1)
     return False
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with sync_api.sync_playwright() as playwright:
-        found = playwright.chromium.launch(executable_path=chromium.find(), args=["--no-sandbox"])
-        yield found
-        found.close()
 
 
 @pytest.fixture

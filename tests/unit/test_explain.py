@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import re
 
-import psutil
 import pytest
 from tracker_file import HEADER, Program, frames
 
@@ -183,7 +181,7 @@ def many_parts(monkeypatch):
     monkeypatch.setattr(memory_rows, "_PART", 2**14)
 
 
-def test_parts_and_processes_do_not_show(tmp_path, monkeypatch):
+def test_parts_do_not_show(tmp_path, monkeypatch):
     program = Program(layers=4, microbatches=12, in_flight=3).run(iterations=3)
     path = program.write(tmp_path / "memory_block.csv")
 
@@ -195,23 +193,6 @@ def test_parts_and_processes_do_not_show(tmp_path, monkeypatch):
     whole = repr(told())
     monkeypatch.setattr(memory_rows, "_PART", 5_001)  # borders fall anywhere in a row
     assert repr(told()) == whole
-    monkeypatch.setattr(memory_rows, "_LARGE", 0)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2})
-    assert repr(told()) == whole
-
-
-def test_reading_that_stops_early_leaves_no_process(tmp_path, many_parts):
-    program = Program().run(iterations=9)
-    path = program.write(tmp_path / "memory_block.csv")
-    columns = HEADER.split(",")
-    names = ("start_time_stamp", "end_time_stamp", "size", "actual_used_memory", "actual_peak_memory", "python_stack")
-    layout = memory_rows.Layout(*map(columns.index, names))
-    parts = memory_rows.read_rows(path, layout, len(HEADER), processes=3)
-    assert len(next(parts).starts) > 10
-    children = psutil.Process().children()
-    assert len(children) == 3
-    parts.close()
-    assert not any(child.is_running() for child in children)
 
 
 @pytest.mark.parametrize("lines_off", [1, 40, 120])

@@ -56,3 +56,10 @@ def test_it_is_shown_as_a_table_and_rubbish_is_refused(tmp_path, capsys):
     with pytest.raises(UsageError):
         read_trace(path)
     assert main(["explain", str(path)]) == 2
+
+
+def test_an_event_that_is_nested_too_deeply_is_refused_with_a_sentence(tmp_path):
+    path = tmp_path / "trace_view.json"
+    path.write_text("[" * 100_000)
+    with pytest.raises(UsageError, match="nested too deeply"):
+        read_trace(path)

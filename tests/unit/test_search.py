@@ -414,7 +414,7 @@ def test_a_cluster_may_have_other_memory_and_links(tmp_path: Path) -> None:
         dataclasses.replace(plan.hardware, hbm_mb=plain.hbm_mb, link_gb_s=plain.link_gb_s, network_gb_s=plain.network_gb_s)
         == plain
     )
-    with pytest.raises(UsageError, match="'cluster.link_gb_s' must be one number above 0"):
+    with pytest.raises(UsageError, match=r"'cluster\.link_gb_s' must be one number above 0"):
         read_search(_file(tmp_path, cluster={"link_gb_s": "fast"}))
 
 
