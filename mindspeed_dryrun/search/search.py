@@ -224,8 +224,8 @@ class Search:
             self.result.ranks_run += measurement.ranks
             if measurement.error is None:
                 self._learn_from(shape, probe, measurement)
-            elif self.result.probes == 1:
-                raise DryRunError(f"The first dry run of the search failed ({probe.name}): {measurement.error}")
+            else:
+                self._count_failure(probe, measurement)
 
     def _most_doubtful(self) -> Candidate | None:
         """Of the fastest candidates that may or may not fit, the one that is least known."""
@@ -247,7 +247,8 @@ class Search:
 
     def _probes_for(self, strategy: Strategy) -> list[Probe]:
         found = probes_for(self.shape, strategy)
-        return [self._probes.setdefault(key, probe) for key, probe in found.items()]
+        probes = [self._probes.setdefault(key, probe) for key, probe in found.items()]
+        return [probe for probe in probes if self._refusal(probe[0]) is None]
 
     def _balance(self) -> bool:
         """Adds strategies whose stages recompute different numbers of layers, by what is known of memory now. True if
@@ -380,18 +381,18 @@ class Search:
             candidate.measurement = self._timed(strategy)
         self.result.ranks_run += candidate.measurement.ranks - counted
         if candidate.measurement.error is None:
-            self._failures = 0
             self._learn_from(self.shape, candidate.strategy, candidate.measurement)
         else:
             self.result.failed.append(candidate)
-            self._failures += 1
-            if self._failures >= _MOST_FAILURES:
-                raise DryRunError(
-                    f"{_MOST_FAILURES} dry runs in a row failed, the last one {candidate.strategy.name}: "
-                    f"{candidate.measurement.error}"
-                )
+            self._count_failure(strategy, candidate.measurement)
+
+    def _count_failure(self, strategy: Strategy, measurement: Measurement) -> None:
+        self._failures += 1
+        if self._failures >= _MOST_FAILURES:
+            raise DryRunError(f"{_MOST_FAILURES} dry runs in a row failed, the last one {strategy.name}: {measurement.error}")
 
     def _learn_from(self, shape: ModelShape, strategy: Strategy, measurement: Measurement) -> None:
+        self._failures = 0
         self.model.add(
             [Observation(shape, strategy, stage, peak.used_mb, peak.actual_mb) for stage, peak in measurement.stages.items()]
         )
