@@ -93,6 +93,18 @@ def test_no_op_layers_may_not_turn_a_dense_layer_into_a_mixture() -> None:
     assert all(keeps_mixtures(shape, item) for item in strategies(shape, 8, Space()))
 
 
+def test_a_stage_of_dense_layers_alone_is_neither_listed_nor_accepted() -> None:
+    experts = dataclasses.replace(DEEPSEEK.experts, dense_in_front=3)  # type: ignore[type-var]
+    shape = dataclasses.replace(DEEPSEEK, layers=24, experts=experts)
+    found = strategies(shape, 8, Space(tp=(1,), vpp=(1, 2), dispatchers=("alltoall",)))
+    assert not any(item.stages == ((3,),) * 8 for item in found) and any(item.stages == ((6,),) * 4 for item in found)
+    words = [*FLAGS, "--num-layers", "24", "--first-k-dense-replace", "3"]
+    for item in found:
+        read_checked(Arguments(apply(words, item)), 8)
+    with pytest.raises(UsageError, match="leaves no mixture on the first of 8 stages of 3 layers"):
+        read_checked(Arguments((*words, "--pipeline-model-parallel-size", "8", "--expert-model-parallel-size", "1")), 8)
+
+
 def test_flags_that_leave_activations_out_of_the_bound() -> None:
     assert set(with_tag("fewer_activations")) >= {
         "--moe-zero-memory",
