@@ -2,7 +2,8 @@
 
     python benchmarks/search_quality.py --out quality            # six models x cluster sizes, about 190 simulated ranks
     python benchmarks/search_quality.py --out quality --case 0   # one of them
-    python benchmarks/search_quality.py --out quality --experts --trainer script   # six mixtures, by the real MindSpeed-LLM
+    python benchmarks/search_quality.py --out quality --experts  # six mixtures of experts
+    python benchmarks/search_quality.py --out quality --experts --trainer script --micro-batch 1   # by the real MindSpeed-LLM
 
 For every case all strategies are dry-run; the budget is set between them; the search is run on the same engine. Shown: whether the
 winner is the one of the exhaustive table, how many dry runs each took, and the error of the memory prediction on the stages
@@ -90,7 +91,7 @@ _SPACE = Space(
     tp=(1, 2), pp=(1, 2), vpp=(1,), micro_batch=(1, 2), recompute=(Recompute(), Recompute("full", 1)), blocks=False,
     uneven=False, distributed_optimizer=(True,),
 )  # fmt: skip
-_EXPERT_SPACE = dataclasses.replace(_SPACE, micro_batch=(1,), ep=(2, 4))
+_EXPERT_SPACE = dataclasses.replace(_SPACE, ep=(2, 4))
 
 
 _BY_STAGE = dataclasses.replace(_SPACE, pp=(2,), micro_batch=(1,), recompute=(Recompute(),), blocks=True)
@@ -127,10 +128,13 @@ class Outcome:
         return self.exhaustive == self.search
 
 
-def run_case(index: int, experts: bool, folder: Path, trainer: str, jobs: int | None) -> Outcome:
+def run_case(index: int, args: argparse.Namespace) -> Outcome:
     """Exhaustive first, then the search."""
+    experts, trainer = args.experts, args.trainer
     name, cards, layers, flags = (MIXTURES if experts else CASES)[index]
-    folder = (folder / f"{'mixture' if experts else 'case'}{index}").absolute()
+    if trainer == "embedded":  # which has no layers of multi-token prediction
+        flags = flags.replace("--mtp-num-layers 1 ", "")
+    folder = (args.out / f"{'mixture' if experts else 'case'}{index}").absolute()
     folder.mkdir(parents=True, exist_ok=True)
     script = folder / "train.sh"
     length = flags.split("--seq-length ")[1].split()[0]
@@ -141,8 +145,10 @@ def run_case(index: int, experts: bool, folder: Path, trainer: str, jobs: int | 
     hardware = read_hardware("ascend910b-64g")
     per_stage = name.endswith("stages")
     space = _EXPERT_SPACE if experts else _BY_STAGE if per_stage else _SPACE
+    space = dataclasses.replace(space, micro_batch=tuple(args.micro_batch or space.micro_batch))
+    measure = DryRuns(call, str(script), 8, folder / "runs", RunSpec(trainer=trainer), Execution(jobs=args.jobs))
     listed = strategies(shape, cards, space, read_dispatcher(call.program_args))
-    measure = DryRuns(call, str(script), 8, folder / "runs", RunSpec(trainer=trainer), Execution(jobs=jobs))
+    listed = [item for item in listed if measure.refusal(item) is None]
     counted = {}
     everything = every_count(listed) if per_stage else listed
     for number, strategy in enumerate(everything, 1):
@@ -157,10 +163,14 @@ def run_case(index: int, experts: bool, folder: Path, trainer: str, jobs: int | 
     peaks = sorted(found.actual_mb for found in counted.values())
     budget = (peaks[len(peaks) // 3] + peaks[len(peaks) // 3 + 1]) // 2
     search = Search(
-        shape, listed, hardware, budget, measure, 1, lambda step: say(f"{step.phase}: {step.what}"), per_stage=per_stage
-    )
+        shape, listed, hardware, budget, measure, 1, lambda step: say(f"{step.phase}: {step.what}"), per_stage=per_stage,
+        refusal=measure.refusal,
+    )  # fmt: skip
     order = Search(shape, everything, hardware, 1 << 30, measure).result.candidates
-    best = next(item.strategy for item in order if counted[item.strategy].actual_mb <= budget)
+    # As the search has it: the communicators must fit beside the pool.
+    room = max(hardware.total_mb, budget)
+    peaks_of = ((item.strategy, counted[item.strategy]) for item in order)
+    best = next(one for one, found in peaks_of if found.actual_mb <= min(budget, room - found.outside_mb))
     result = search.run()
     seen = {seen.strategy for seen in search.model.observations}
     held_out = [
@@ -183,10 +193,11 @@ def main() -> None:
     parser.add_argument("--case", type=int, action="append", help="only this case (repeatable)")
     parser.add_argument("--experts", action="store_true", help="the mixtures of experts")
     parser.add_argument("--trainer", default="embedded", choices=("embedded", "script"))
+    parser.add_argument("--micro-batch", type=int, nargs="+", help="micro batches of the spaces, in place of theirs")
     parser.add_argument("--jobs", type=int, help="ranks at the same time")
     args = parser.parse_args()
     cases = args.case or range(len(MIXTURES if args.experts else CASES))
-    outcomes = [run_case(index, args.experts, args.out, args.trainer, args.jobs) for index in cases]
+    outcomes = [run_case(index, args) for index in cases]
     rows = [
         [
             item.name, item.cards, item.strategies, f"{item.budget_mb}M", item.exhaustive, item.search,

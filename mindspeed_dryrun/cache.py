@@ -90,8 +90,10 @@ def _refuse_if_writable(*paths: Path) -> None:
 
 def refuse_writable(folder: Path) -> None:
     """A folder that the user has named: its owner is the user's choice, but nobody else may be able to write in it."""
-    for path in (folder, *folder.rglob("*")):
-        mode = path.lstat().st_mode
+    # Thousands of files, looked at before every plan: pathlib would take ten times as long.
+    inside = (os.path.join(parent, name) for parent, inner, files in os.walk(folder) for name in (*inner, *files))
+    for path in (str(folder), *inside):
+        mode = os.lstat(path).st_mode
         if not stat.S_ISLNK(mode) and mode & (stat.S_IWGRP | stat.S_IWOTH):
             raise DryRunError(
                 f"{path} can be written by other users, and its modules would be loaded into your processes. "

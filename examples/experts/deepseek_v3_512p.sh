@@ -7,6 +7,8 @@ EP=8
 SEQ_LEN=4096
 MBS=1
 GBS=3840
+# The embedded trainer has no multi-token prediction: --set "MTP_ARGS=" leaves it out.
+MTP_ARGS="--mtp-num-layers 1 --mtp-loss-scaling-factor 0.3"
 
 MODEL_ARGS="
     --use-mcore-models --spec mindspeed_llm.tasks.models.spec.deepseek_spec layer_spec
@@ -17,7 +19,7 @@ MODEL_ARGS="
     --rope-scaling-type yarn --rope-scaling-factor 40 --rope-scaling-original-max-position-embeddings 4096
     --rope-scaling-mscale 1.0 --rope-scaling-mscale-all-dim 1.0 --beta-fast 32 --beta-slow 1
     --normalization RMSNorm --swiglu --untie-embeddings-and-output-weights --disable-bias-linear
-    --attention-dropout 0.0 --hidden-dropout 0.0 --mtp-num-layers 1 --mtp-loss-scaling-factor 0.3
+    --attention-dropout 0.0 --hidden-dropout 0.0 $MTP_ARGS
 "
 EXPERT_ARGS="
     --num-experts 256 --moe-router-topk 8 --moe-ffn-hidden-size 2048 --n-shared-experts 1 --first-k-dense-replace 3

@@ -28,6 +28,7 @@ from mindspeed_dryrun.estimate.stage_parts import (
     ChunkLayers,
     chunk_layers,
     expert_parameters,
+    local_experts,
     mixture_layers,
     routed_rows,
     stage_parameters,
@@ -198,7 +199,10 @@ def _backward(
     if any(chunk.mixtures for chunk in layers):
         again = any(chunk.again and chunk.again == chunk.dense + chunk.mixtures and chunk.mixtures for chunk in layers)
         whole = {"mixture recomputed whole": units.hidden * _mixture(shape) + units.routed} if again else {}
-        places.append({**full, "mixture work": units.routed_work, "mixture constant": units.hidden, **whole})
+        work = {"mixture work": units.routed_work, "mixture constant": units.hidden}
+        # In 16 bits, before they are added to those in 32 bits; none where the product adds them up itself.
+        work["gradient of experts"] = 2.0 * local_experts(shape, strategy) / _MB
+        places.append({**full, **work, **whole})
     if strategy.cp > 1:
         for place in places:
             place[f"context work {strategy.cp_algorithm}"] = units.hidden
@@ -329,6 +333,7 @@ def _prior(name: str, shape: ModelShape) -> Prior:
         "work": Prior(1.0, 0.4),
         "mixture work": Prior(1.0, 0.5),
         "mixture constant": Prior(1.0, 2.0),
+        "gradient of experts": Prior(0.5, 0.5),
         "prediction": Prior(1.0, 0.5),
         "received": Prior(1.0, 0.5),
         "gathered": Prior(2.0, 3.0),

@@ -105,7 +105,12 @@ def expert_parameters(shape: ModelShape, strategy: Strategy, stage: int) -> floa
         return 0.0
     mixtures = mixture_layers(shape, strategy, stage)
     mixtures += shape.prediction_layers if stage == strategy.head_stage else 0
-    return mixtures * shape.routed_parameters / (strategy.ep * max(1, strategy.etp))
+    return mixtures * local_experts(shape, strategy)
+
+
+def local_experts(shape: ModelShape, strategy: Strategy) -> float:
+    """Parameters of one mixture's experts that a rank holds."""
+    return shape.routed_parameters / (strategy.ep * max(1, strategy.etp))
 
 
 def routed_rows(shape: ModelShape, strategy: Strategy) -> float:

@@ -106,15 +106,16 @@ def _embedded(job: Job) -> Trainer:
         problem = None
     except DryRunError as error:
         path, problem = (), str(error)
-    if job.is_megatron:
-        problem = settings.problem(job.args) or _refused(job) or problem
-    else:
-        problem = f"the embedded trainer takes Megatron's arguments, and {job.program} has others"
-    return Trainer("embedded", EMBEDDED, path, problem)
+    return Trainer("embedded", EMBEDDED, path, embedded_refusal(job) or problem)
 
 
-def _refused(job: Job) -> str | None:
+def embedded_refusal(job: Job) -> str | None:
     """What the embedded trainer would say to these arguments when a rank starts: better said before."""
+    if not job.is_megatron:
+        return f"the embedded trainer takes Megatron's arguments, and {job.program} has others"
+    found = settings.problem(job.args)
+    if found:
+        return found
     try:
         settings.read(dry_args(job, job.args)[0], 0, job.world_size)
     except UsageError as error:

@@ -111,6 +111,17 @@ def _check_experts(arguments: Arguments, layout: Layout) -> None:
         )
     if parallel.tp > 1 and parallel.ep > 1 and not arguments.has("--sequence-parallel"):
         raise UsageError("Experts with both TP and EP need --sequence-parallel.")
+    _check_dense_layers(arguments, parallel.pp)
+
+
+def _check_dense_layers(arguments: Arguments, pp: int) -> None:
+    """MindSpeed-LLM refuses a stage without a mixture (2.2.0, features_manager/transformer/transformer_block.py:14)."""
+    dense, layers = arguments.number("--first-k-dense-replace") or 0, arguments.number("--num-layers") or 0
+    if layers and dense >= layers // pp:
+        raise UsageError(
+            f"--first-k-dense-replace {dense} leaves no mixture on the first of {pp} stages of {layers // pp} layers: "
+            "MindSpeed-LLM needs one on every stage. Use fewer stages."
+        )
 
 
 # (flag, what it needs or excludes, the sentence)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -276,6 +277,7 @@ _TABLE: tuple[Flag, ...] = (
 FLAGS: dict[str, Flag] = {flag.name: flag for flag in _TABLE}
 
 
+@functools.cache
 def with_tag(*tags: str) -> tuple[str, ...]:
     """Names of the flags that have one of these tags, in the order of the table."""
     return tuple(flag.name for flag in _TABLE if flag.tags & set(tags))

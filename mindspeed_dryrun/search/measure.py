@@ -7,6 +7,7 @@ search that is started again finds what it has already counted.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from mindspeed_dryrun.estimate.strategy import Strategy, apply
 from mindspeed_dryrun.launch.captured_call import CapturedCall
 from mindspeed_dryrun.launch.job import Job, understand
 from mindspeed_dryrun.launch.run import Execution, dry_run_beside
+from mindspeed_dryrun.launch.trainers import choose_trainer, embedded_refusal
 from mindspeed_dryrun.record.model import Report, StagePeak
 from mindspeed_dryrun.record.run_spec import RunSpec
 from mindspeed_dryrun.record.store import folder_name
@@ -76,6 +78,18 @@ class DryRuns:
     def __init__(self, call: CapturedCall, script: str, cards_per_node: int, folder: Path, spec: RunSpec, execution: Execution):
         self.call, self.script, self.cards_per_node = call, script, cards_per_node
         self.folder, self.spec, self.execution = folder, spec, execution
+
+    def refusal(self, strategy: Strategy) -> str | None:
+        """Why no rank of a strategy would start, known from its arguments alone; None where one would."""
+        try:
+            job = job_with(self.call, self.script, strategy, self.cards_per_node)
+        except DryRunError as error:
+            return str(error)
+        return embedded_refusal(job) if self._embedded else None
+
+    @functools.cached_property
+    def _embedded(self) -> bool:
+        return choose_trainer(understand(self.call, self.script), self.spec.trainer).kind == "embedded"
 
     def __call__(self, strategy: Strategy, stages: Collection[int] | None = None) -> Measurement:
         try:

@@ -24,7 +24,7 @@ def _keys(shape: ModelShape, strategy: Strategy) -> list[ProbeKey]:
     chunks = strategy.chunks
     if chunks > 1 and strategy.microbatches(shape.global_batch) % 2:
         return []  # the interleaved schedule of two stages needs pairs
-    # MindSpeed-LLM refuses a model of dense layers alone (2.2, features_manager/transformer/transformer_block.py:15).
+    # MindSpeed-LLM refuses a first stage of dense layers alone (2.2, features_manager/transformer/transformer_block.py:19).
     least = shape.experts.dense_in_front if shape.experts else 0
     return [
         (
@@ -34,7 +34,7 @@ def _keys(shape: ModelShape, strategy: Strategy) -> list[ProbeKey]:
         )
         for name in kinds
         for layers in LAYERS
-        if layers * chunks <= max(LAYERS) and least < layers * chunks * min(strategy.pp, 2) <= shape.layers
+        if least < layers * chunks <= max(LAYERS) and layers * chunks * min(strategy.pp, 2) <= shape.layers
     ]  # fmt: skip
 
 

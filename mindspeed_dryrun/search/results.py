@@ -84,6 +84,8 @@ def summary_lines(result: SearchResult, shape: ModelShape, hardware: Hardware) -
     for candidate in result.failed:
         error = candidate.measurement.error if candidate.measurement else None
         lines.append(f"{candidate.strategy.name} could not be dry-run: {error}")
+    for reason, count in result.refused.items():
+        lines.append(f"{count} strategies were left out, the trainer would not start: {reason}")
     if result.stopped:
         lines.append(f"Stopped early: {result.stopped}")
     if result.interrupted:

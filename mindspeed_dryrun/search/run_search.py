@@ -74,8 +74,9 @@ def prepare(
         return read_shape(changed), read_operators(changed)
 
     search = Search(
-        shape, listed, plan.hardware, budget_mb, measure, plan.winners, on_progress, plan.space.per_stage, variant=variant
-    )
+        shape, listed, plan.hardware, budget_mb, measure, plan.winners, on_progress, plan.space.per_stage, variant=variant,
+        refusal=measure.refusal,
+    )  # fmt: skip
     return Prepared(plan, shape, search, shared)
 
 

@@ -17,7 +17,7 @@ import dataclasses
 import functools
 import math
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from mindspeed_dryrun.devices.hardware import Hardware
@@ -42,6 +42,8 @@ _FIRST_STAGES = 2
 # When dry run after dry run fails, it is not the strategies.
 _MOST_FAILURES = 3
 
+# Why the trainer would not start with a strategy; None where it would.
+Refusal = Callable[[Strategy], "str | None"]
 # The model and its operators with some more trainer arguments.
 Variant = Callable[[tuple[str, ...]], tuple[ModelShape, Operators]]
 
@@ -87,6 +89,7 @@ class SearchResult:
     ranks_run: int = 0
     passed_over: int = 0  # by prediction, faster than the slowest winner
     failed: list[Candidate] = field(default_factory=list)
+    refused: dict[str, int] = field(default_factory=dict)  # by the trainer, before a rank starts: reason, strategies met
     residual_worst: float = 0.0
     residual_median: float = 0.0
     seconds: float = 0.0
@@ -115,6 +118,7 @@ class Search:
         per_stage: bool = False,
         operators: Operators = USUAL,
         variant: Variant | None = None,
+        refusal: Refusal = lambda _: None,
     ):
         self.shape, self.hardware, self.budget_mb, self.measure = shape, hardware, budget_mb, measure
         self.wanted, self.on_progress, self.per_stage = winners, on_progress, per_stage
@@ -122,6 +126,7 @@ class Search:
         self._variant = functools.cache(variant or (lambda _: (shape, operators)))
         self._known: set[Strategy] = set()
         self._probes: dict[ProbeKey, Probe] = {}
+        self._refusal, self._runs = refusal, set[Strategy]()
         fitting = self._consider(strategies)
         if strategies and not fitting:
             least = min(strategies, key=lambda strategy: lower_bound_mb(shape, strategy))
@@ -137,6 +142,8 @@ class Search:
         started = time.monotonic()
         try:
             self._learn()
+            if self.result.refused and not self.result.candidates:
+                raise DryRunError(f"The trainer would start with no strategy of this space: {'; '.join(self.result.refused)}")
             if self._balance():
                 self._learn()
             self._verify()
@@ -176,6 +183,23 @@ class Search:
         self.result.candidates = sorted([*self.result.candidates, *found], key=lambda candidate: candidate.key)
         return found
 
+    def _runnable(self) -> Iterator[Candidate]:
+        """Candidates in order of time. Each is asked about once, when it is met; what the trainer refuses is taken out."""
+        refused: set[Strategy] = set()
+        try:
+            for candidate in self.result.candidates:
+                strategy = candidate.strategy
+                reason = None if strategy in self._runs else self._refusal(strategy)
+                if reason is None:
+                    self._runs.add(strategy)
+                    yield candidate
+                else:
+                    refused.add(strategy)
+                    self.result.refused[reason] = self.result.refused.get(reason, 0) + 1
+        finally:
+            if refused:
+                self.result.candidates = [item for item in self.result.candidates if item.strategy not in refused]
+
     # -- small dry runs
 
     def _learn(self) -> None:
@@ -200,14 +224,14 @@ class Search:
             self.result.ranks_run += measurement.ranks
             if measurement.error is None:
                 self._learn_from(shape, probe, measurement)
-            elif self.result.probes == 1:
-                raise DryRunError(f"The first dry run of the search failed ({probe.name}): {measurement.error}")
+            else:
+                self._count_failure(probe, measurement)
 
     def _most_doubtful(self) -> Candidate | None:
         """Of the fastest candidates that may or may not fit, the one that is least known."""
         worst, spread = None, 0.0
         looked = found = 0
-        for candidate in self.result.candidates:
+        for candidate in self._runnable():
             looked += 1
             prediction = candidate.prediction = self.model.predict(candidate.strategy)
             sure = prediction.actual_mb - self.doubt * prediction.spread_mb
@@ -223,7 +247,8 @@ class Search:
 
     def _probes_for(self, strategy: Strategy) -> list[Probe]:
         found = probes_for(self.shape, strategy)
-        return [self._probes.setdefault(key, probe) for key, probe in found.items()]
+        probes = [self._probes.setdefault(key, probe) for key, probe in found.items()]
+        return [probe for probe in probes if self._refusal(probe[0]) is None]
 
     def _balance(self) -> bool:
         """Adds strategies whose stages recompute different numbers of layers, by what is known of memory now. True if
@@ -244,7 +269,7 @@ class Search:
     def _time_to_beat(self) -> float:
         """Seconds of the last of as many candidates as are searched for that certainly fit; nothing slower can win."""
         certain = 0
-        for item in self.result.candidates:
+        for item in self._runnable():
             prediction = item.prediction = self.model.predict(item.strategy)
             fits = prediction.actual_mb + self.doubt * prediction.spread_mb <= self.budget_mb
             certain += self._fits(item) if item.measurement else fits
@@ -289,7 +314,7 @@ class Search:
         result = self.result
         result.winners = []
         passed = []
-        for candidate in result.candidates:
+        for candidate in self._runnable():
             if len(result.winners) == self.wanted:
                 break
             if candidate.strategy.recompute.each and any(
@@ -356,18 +381,18 @@ class Search:
             candidate.measurement = self._timed(strategy)
         self.result.ranks_run += candidate.measurement.ranks - counted
         if candidate.measurement.error is None:
-            self._failures = 0
             self._learn_from(self.shape, candidate.strategy, candidate.measurement)
         else:
             self.result.failed.append(candidate)
-            self._failures += 1
-            if self._failures >= _MOST_FAILURES:
-                raise DryRunError(
-                    f"{_MOST_FAILURES} dry runs in a row failed, the last one {candidate.strategy.name}: "
-                    f"{candidate.measurement.error}"
-                )
+            self._count_failure(strategy, candidate.measurement)
+
+    def _count_failure(self, strategy: Strategy, measurement: Measurement) -> None:
+        self._failures += 1
+        if self._failures >= _MOST_FAILURES:
+            raise DryRunError(f"{_MOST_FAILURES} dry runs in a row failed, the last one {strategy.name}: {measurement.error}")
 
     def _learn_from(self, shape: ModelShape, strategy: Strategy, measurement: Measurement) -> None:
+        self._failures = 0
         self.model.add(
             [Observation(shape, strategy, stage, peak.used_mb, peak.actual_mb) for stage, peak in measurement.stages.items()]
         )

@@ -71,8 +71,13 @@ def _enumerate(shape: ModelShape, world: int, space: Space) -> Iterator[Strategy
         microbatches = layout.microbatches(shape.global_batch)
         for stages, dualpipe in _splits(shape.layers, layout.pp, microbatches, space):
             cut = dataclasses.replace(layout, stages=stages, dualpipe=dualpipe)
-            if keeps_mixtures(shape, cut):
+            if keeps_mixtures(shape, cut) and _mixes_everywhere(shape, cut):
                 yield from _variants(cut, space)
+
+
+def _mixes_everywhere(shape: ModelShape, cut: Strategy) -> bool:
+    """MindSpeed-LLM refuses a first stage of dense layers alone (megatron/checks.py)."""
+    return shape.experts is None or cut.pp == 1 or shape.experts.dense_in_front < cut.slots * cut.chunks
 
 
 def _layouts(shape: ModelShape, world: int, space: Space) -> Iterator[Strategy]:

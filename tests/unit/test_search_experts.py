@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import random
+from collections.abc import Collection
 
 import pytest
 from mixture_oracle import MixtureOracle
 from strategy_models import MIXTURES, hardware, read_space
 
-from mindspeed_dryrun.errors import UsageError
+from mindspeed_dryrun.errors import DryRunError, UsageError
 from mindspeed_dryrun.estimate.lower_bound import lower_bound_mb, state_mb
 from mindspeed_dryrun.estimate.memory_model import MemoryModel, Observation
 from mindspeed_dryrun.estimate.operators import Operators
@@ -22,6 +23,7 @@ from mindspeed_dryrun.megatron.checks import read_checked
 from mindspeed_dryrun.megatron.flags import with_tag
 from mindspeed_dryrun.megatron.model_shape import ModelShape, read_shape
 from mindspeed_dryrun.record.model import StagePeak
+from mindspeed_dryrun.search.measure import Measurement
 from mindspeed_dryrun.search.probes import probes_for
 from mindspeed_dryrun.search.search import Search
 from mindspeed_dryrun.search.space import Space, strategies
@@ -88,6 +90,18 @@ def test_no_op_layers_may_not_turn_a_dense_layer_into_a_mixture() -> None:
     assert keeps_mixtures(shape, good) and not keeps_mixtures(shape, shifted)
     assert [mixture_layers(shape, good, stage) for stage in (0, 1)] == [3, 6]
     assert all(keeps_mixtures(shape, item) for item in strategies(shape, 8, Space()))
+
+
+def test_a_stage_of_dense_layers_alone_is_neither_listed_nor_accepted() -> None:
+    experts = dataclasses.replace(DEEPSEEK.experts, dense_in_front=3)  # type: ignore[type-var]
+    shape = dataclasses.replace(DEEPSEEK, layers=24, experts=experts)
+    found = strategies(shape, 8, Space(tp=(1,), vpp=(1, 2), dispatchers=("alltoall",)))
+    assert not any(item.stages == ((3,),) * 8 for item in found) and any(item.stages == ((6,),) * 4 for item in found)
+    words = [*FLAGS, "--num-layers", "24", "--first-k-dense-replace", "3"]
+    for item in found:
+        read_checked(Arguments(apply(words, item)), 8)
+    with pytest.raises(UsageError, match="leaves no mixture on the first of 8 stages of 3 layers"):
+        read_checked(Arguments((*words, "--pipeline-model-parallel-size", "8", "--expert-model-parallel-size", "1")), 8)
 
 
 def test_flags_that_leave_activations_out_of_the_bound() -> None:
@@ -255,3 +269,33 @@ def test_a_space_of_experts_is_read() -> None:
     ):
         with pytest.raises(UsageError, match=said):
             read_space(wrong, {}, 8, "f.yaml")
+
+
+def test_what_the_trainer_refuses_costs_no_dry_run_and_is_counted() -> None:
+    shape = MIXTURES["mixtral-8x7b"]
+    listed = strategies(shape, 32, Space(vpp=(1,), micro_batch=(1,)), "alltoall")
+    oracle, ran = MixtureOracle(shape), list[Strategy]()
+
+    def measure(strategy: Strategy, stages: Collection[int] | None = None) -> Measurement:
+        ran.append(strategy)
+        return oracle(strategy, stages)
+
+    # What would win is refused, so that the search meets it.
+    best = Search(shape, listed, HARDWARE, 58166, oracle, 1).run().winners[0].strategy
+
+    def refusal(strategy: Strategy) -> str | None:
+        return "This tensor-parallel size fails." if strategy.tp == best.tp else None
+
+    result = Search(shape, listed, HARDWARE, 58166, measure, 1, refusal=refusal).run()
+    alone = Search(shape, [item for item in listed if item.tp != best.tp], HARDWARE, 58166, oracle, 1).run()
+    assert result.winners[0].strategy == alone.winners[0].strategy
+    assert all(item.tp != best.tp for item in ran) and not result.failed
+    assert result.refused["This tensor-parallel size fails."] > 0
+    assert all(item.strategy.tp != best.tp for item in result.candidates if item.prediction)
+
+
+def test_a_space_that_the_trainer_refuses_as_a_whole_says_why() -> None:
+    shape = MIXTURES["mixtral-8x7b"]
+    listed = strategies(shape, 32, Space(vpp=(1,), micro_batch=(1,)), "alltoall")
+    with pytest.raises(DryRunError, match="with no strategy of this space: This flag is not modelled"):
+        Search(shape, listed, HARDWARE, 58166, MixtureOracle(shape), 1, refusal=lambda _: "This flag is not modelled.").run()
