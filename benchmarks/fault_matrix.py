@@ -28,20 +28,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree
 
-from small_job import FIGURES, ROOT, Home, half_files, merged, save_figures, script
+from small_job import FIGURES, ROOT, SEARCH_FILE, Home, half_files, merged, save_figures, script
 
 INT, TERM, HUP, KILL = signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL
 Got = tuple[int, str]  # exit status, what was said
 LAUNCH = ("launch", "train.sh", "--no-cache", "--out", "records/r")
 SWEEP = ("sweep", "sweep.yaml", "--out", "records/r")
 SEARCH = ("search", "search.yaml", "--out", "records/r")
-SEARCH_FILE = """script: train.sh
-hardware: ascend910b-64g
-cluster: {nodes: 1, cards_per_node: 4}
-budget: 58G
-winners: 2
-space: {micro_batch: [1, 2], recompute: [none, full]}
-"""
 
 
 @dataclass(frozen=True)
@@ -226,7 +219,6 @@ FAULTS = [
 
 
 def prepare(home: Home) -> None:
-    (home.folder / "search.yaml").write_text(SEARCH_FILE)
     (home.folder / "unknown.yaml").write_text(SEARCH_FILE + "bugdet: 58G\n")
     (home.folder / "broken.yaml").write_text("script: [a\n")
     (home.folder / "impossible.yaml").write_text("script: train.sh\nproduct:\n  set:\n    TP: [2, 3]\n")
@@ -291,7 +283,7 @@ def page() -> str:
         "| on | what goes wrong | expected | got |", "|---|---|---|---|",
         *(f"| {item['verb']} | {item['what']} | {item['expected']} | {item['got']} |".replace("\n", " ") for item in faults), "",
         "## Soak", "",
-        f"`python benchmarks/soak.py --minutes {soak['minutes']:.0f} --save` (seed {soak['seed']}): {soak['runs']} rounds of launches and sweeps in "
+        f"`python benchmarks/soak.py --minutes {soak['minutes']:.0f} --save` (seed {soak['seed']}): {soak['runs']} rounds of launches, sweeps and searches in "
         f"{soak['minutes']} minutes, {soak.get('kills', 0)} kills, {len(soak['failures'])} failures.", "",
         "| signal | times |", "|---|---:|", *(f"| {name} | {number} |" for name, number in sorted(signals_sent.items())), "",
         "## Damaged files", "",
