@@ -26,6 +26,7 @@ import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlparse
 from xml.etree import ElementTree
 
 from small_job import FIGURES, ROOT, SEARCH_FILE, Home, half_files, merged, save_figures, script
@@ -162,6 +163,29 @@ def studio(number: signal.Signals, ask: bool = False) -> Callable[[Home], Got]:
     return does
 
 
+def busy_studio(number: signal.Signals, path: str) -> Callable[[Home], Got]:
+    """The studio with a rank that runs for a try or for a search; then a signal."""
+
+    def does(home: Home) -> Got:
+        process = home.start(
+            "studio", "train.sh", "--no-browser", "--out", "records/r", environ={"MINDSPEED_DRYRUN_NO_CACHE": "1"}
+        )
+        assert process.stdout
+        line = process.stdout.readline()
+        address = urlparse(re.findall(r"http://\S+", line)[0])
+        asked = urllib.request.Request(
+            f"http://{address.netloc}/api/{path}?{address.query}", b"{}", {"Content-Type": "application/json"}
+        )
+        answer = urllib.request.urlopen(asked, timeout=60).status
+        wait_for(lambda: a_rank_runs(home))
+        ranks = len(list((home.folder / "records").rglob("worker.log")))
+        process.send_signal(number)
+        status, said = finished(process)
+        return status, f"{line}{said}HTTP {answer}, {min(ranks, 1)} running"
+
+    return does
+
+
 def studio_on_a_taken_port(home: Home) -> Got:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
@@ -174,15 +198,10 @@ def soon(_: Home) -> bool:
     return True
 
 
-def ended_status(verb: str, number: signal.Signals) -> int:
-    """A sweep and a search that show what they have so far end as after Ctrl-C, whatever the signal."""
-    return 130 if verb in ("sweep", "search") else 128 + number
-
-
 def signals(verb: str, words: tuple[str, ...]) -> list[Fault]:
     """Every signal while ranks run."""
     return [
-        Fault(verb, f"{number.name} while ranks run", (-number,) if number == KILL else (ended_status(verb, number),), "",
+        Fault(verb, f"{number.name} while ranks run", (-number,) if number == KILL else (128 + number,), "",
               stopped(number, words, a_rank_runs))
         for number in (INT, TERM, HUP, KILL)
     ]  # fmt: skip
@@ -212,8 +231,11 @@ FAULTS = [
     Fault("sweep", "a file that is not YAML", (2,), "is not YAML", run("sweep", "broken.yaml", "--out", "records/r")),
     *signals("search", SEARCH),
     Fault("search", "a key that does not exist", (2,), "unknown key", run("search", "unknown.yaml", "--out", "records/r")),
-    *(Fault("studio", f"{number.name}", (128 + number, -number, 0), "The studio is at", studio(number)) for number in (INT, TERM, HUP, KILL)),
-    Fault("studio", "a stranger without the token", (130, 0), "HTTP 403", studio(INT, ask=True)),
+    *(Fault("studio", f"{number.name}", ((-number if number == KILL else 128 + number),), "The studio is at", studio(number)) for number in (INT, TERM, HUP, KILL)),
+    *(Fault("studio", f"{number.name} while {what}", ((-number if number == KILL else 128 + number),), "HTTP 200, 1 running",
+            busy_studio(number, path))
+      for path, what in (("tries", "a try's ranks run"), ("search", "a search's ranks run")) for number in (INT, TERM, HUP, KILL)),
+    Fault("studio", "a stranger without the token", (130,), "HTTP 403", studio(INT, ask=True)),
     Fault("studio", "its port is taken", (1, 2), "", studio_on_a_taken_port),
 ]  # fmt: skip
 

@@ -79,7 +79,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     one = Served(tmp_path_factory.mktemp("studio") / "records")
     yield one
     one.process.send_signal(signal.SIGINT)
-    assert one.process.wait(60) == 0
+    assert one.process.wait(60) == 128 + signal.SIGINT
     assert eventually(lambda: not one.processes()), "closing it ends every process"
 
 

@@ -25,7 +25,7 @@ setsid bash -c '{WAIT}' &
 
 def start(home: Path, *words: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "mindspeed_dryrun.launch", *words],
+        [sys.executable, "-m", "mindspeed_dryrun", *words],
         cwd=home,
         env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(home / "tmp")},
         stdout=subprocess.PIPE,
@@ -59,10 +59,25 @@ def home(tmp_path: Path) -> Path:
     return tmp_path / "home"
 
 
+VERBS = {
+    "launch": ("launch", "train.sh"),
+    "sweep": ("sweep", "sweep.yaml", "--out", "record"),
+    "search": ("search", "search.yaml"),
+    "studio": ("studio", "train.sh", "--no-browser"),
+}
+
+
+@pytest.mark.parametrize("verb", VERBS)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
-def test_a_signal_during_the_capture_leaves_nothing(home: Path, number: signal.Signals) -> None:
+def test_a_signal_during_the_capture_leaves_nothing(home: Path, verb: str, number: signal.Signals) -> None:
+    if verb == "studio":
+        pytest.importorskip("starlette")
     (home / "train.sh").write_text(SCRIPT)
-    launcher = start(home, "train.sh")
+    (home / "sweep.yaml").write_text("script: train.sh\nvariants: [{name: one}, {name: two}]\n")
+    (home / "search.yaml").write_text(
+        "script: train.sh\nhardware: ascend910b-64g\ncluster: {nodes: 1, cards_per_node: 4}\nbudget: 58G\n"
+    )
+    launcher = start(home, *VERBS[verb])
     assert eventually(lambda: len(processes_in(home)) >= 4), "the script did not start"
     os.kill(launcher.pid, number)
     said = launcher.communicate(timeout=30)[0]
@@ -118,7 +133,7 @@ def test_a_kill_at_any_point_of_the_capture_leaves_no_folder(home: Path, place: 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_whoever_watches_the_capture_is_killed(home: Path, number: signal.Signals) -> None:
     (home / "train.sh").write_text(SCRIPT)
-    launcher = start(home, "train.sh")
+    launcher = start(home, "launch", "train.sh")
     assert eventually(lambda: len(processes_in(home)) >= 4), "the script did not start"
     guard = next(pid for pid in below(launcher.pid) if "guard.py" in Path(f"/proc/{pid}/cmdline").read_text())
     os.kill(guard, number)
@@ -130,7 +145,7 @@ def test_whoever_watches_the_capture_is_killed(home: Path, number: signal.Signal
 
 def test_the_folder_goes_when_its_keeper_was_killed(home: Path) -> None:
     (home / "train.sh").write_text(SCRIPT)
-    launcher = start(home, "train.sh")
+    launcher = start(home, "launch", "train.sh")
     assert eventually(lambda: len(processes_in(home)) >= 4), "the script did not start"
     folder = str(next((home / "tmp").iterdir()))
     keepers = [pid for pid, words in commands().items() if "keeper" in words and folder in words]
@@ -159,7 +174,7 @@ def commands() -> dict[int, list[str]]:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_in_the_first_moments_prints_no_traceback(home: Path, number: signal.Signals, after_s: float) -> None:
     (home / "train.sh").write_text(SCRIPT)
-    launcher = start(home, "train.sh")
+    launcher = start(home, "launch", "train.sh")
     time.sleep(after_s)
     launcher.send_signal(number)
     said = launcher.communicate(timeout=30)[0]
