@@ -26,22 +26,16 @@ import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlparse
 from xml.etree import ElementTree
 
-from small_job import FIGURES, ROOT, Home, half_files, merged, save_figures, script
+from small_job import FIGURES, ROOT, SEARCH_FILE, Home, half_files, merged, save_figures, script
 
 INT, TERM, HUP, KILL = signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL
 Got = tuple[int, str]  # exit status, what was said
 LAUNCH = ("launch", "train.sh", "--no-cache", "--out", "records/r")
 SWEEP = ("sweep", "sweep.yaml", "--out", "records/r")
 SEARCH = ("search", "search.yaml", "--out", "records/r")
-SEARCH_FILE = """script: train.sh
-hardware: ascend910b-64g
-cluster: {nodes: 1, cards_per_node: 4}
-budget: 58G
-winners: 2
-space: {micro_batch: [1, 2], recompute: [none, full]}
-"""
 
 
 @dataclass(frozen=True)
@@ -169,6 +163,29 @@ def studio(number: signal.Signals, ask: bool = False) -> Callable[[Home], Got]:
     return does
 
 
+def busy_studio(number: signal.Signals, path: str) -> Callable[[Home], Got]:
+    """The studio with a rank that runs for a try or for a search; then a signal."""
+
+    def does(home: Home) -> Got:
+        process = home.start(
+            "studio", "train.sh", "--no-browser", "--out", "records/r", environ={"MINDSPEED_DRYRUN_NO_CACHE": "1"}
+        )
+        assert process.stdout
+        line = process.stdout.readline()
+        address = urlparse(re.findall(r"http://\S+", line)[0])
+        asked = urllib.request.Request(
+            f"http://{address.netloc}/api/{path}?{address.query}", b"{}", {"Content-Type": "application/json"}
+        )
+        answer = urllib.request.urlopen(asked, timeout=60).status
+        wait_for(lambda: a_rank_runs(home))
+        ranks = len(list((home.folder / "records").rglob("worker.log")))
+        process.send_signal(number)
+        status, said = finished(process)
+        return status, f"{line}{said}HTTP {answer}, {min(ranks, 1)} running"
+
+    return does
+
+
 def studio_on_a_taken_port(home: Home) -> Got:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
@@ -181,15 +198,10 @@ def soon(_: Home) -> bool:
     return True
 
 
-def ended_status(verb: str, number: signal.Signals) -> int:
-    """A sweep and a search that show what they have so far end as after Ctrl-C, whatever the signal."""
-    return 130 if verb in ("sweep", "search") else 128 + number
-
-
 def signals(verb: str, words: tuple[str, ...]) -> list[Fault]:
     """Every signal while ranks run."""
     return [
-        Fault(verb, f"{number.name} while ranks run", (-number,) if number == KILL else (ended_status(verb, number),), "",
+        Fault(verb, f"{number.name} while ranks run", (-number,) if number == KILL else (128 + number,), "",
               stopped(number, words, a_rank_runs))
         for number in (INT, TERM, HUP, KILL)
     ]  # fmt: skip
@@ -219,14 +231,16 @@ FAULTS = [
     Fault("sweep", "a file that is not YAML", (2,), "is not YAML", run("sweep", "broken.yaml", "--out", "records/r")),
     *signals("search", SEARCH),
     Fault("search", "a key that does not exist", (2,), "unknown key", run("search", "unknown.yaml", "--out", "records/r")),
-    *(Fault("studio", f"{number.name}", (128 + number, -number, 0), "The studio is at", studio(number)) for number in (INT, TERM, HUP, KILL)),
-    Fault("studio", "a stranger without the token", (130, 0), "HTTP 403", studio(INT, ask=True)),
+    *(Fault("studio", f"{number.name}", ((-number if number == KILL else 128 + number),), "The studio is at", studio(number)) for number in (INT, TERM, HUP, KILL)),
+    *(Fault("studio", f"{number.name} while {what}", ((-number if number == KILL else 128 + number),), "HTTP 200, 1 running",
+            busy_studio(number, path))
+      for path, what in (("tries", "a try's ranks run"), ("search", "a search's ranks run")) for number in (INT, TERM, HUP, KILL)),
+    Fault("studio", "a stranger without the token", (130,), "HTTP 403", studio(INT, ask=True)),
     Fault("studio", "its port is taken", (1, 2), "", studio_on_a_taken_port),
 ]  # fmt: skip
 
 
 def prepare(home: Home) -> None:
-    (home.folder / "search.yaml").write_text(SEARCH_FILE)
     (home.folder / "unknown.yaml").write_text(SEARCH_FILE + "bugdet: 58G\n")
     (home.folder / "broken.yaml").write_text("script: [a\n")
     (home.folder / "impossible.yaml").write_text("script: train.sh\nproduct:\n  set:\n    TP: [2, 3]\n")
@@ -291,7 +305,7 @@ def page() -> str:
         "| on | what goes wrong | expected | got |", "|---|---|---|---|",
         *(f"| {item['verb']} | {item['what']} | {item['expected']} | {item['got']} |".replace("\n", " ") for item in faults), "",
         "## Soak", "",
-        f"`python benchmarks/soak.py --minutes {soak['minutes']:.0f} --save` (seed {soak['seed']}): {soak['runs']} rounds of launches and sweeps in "
+        f"`python benchmarks/soak.py --minutes {soak['minutes']:.0f} --save` (seed {soak['seed']}): {soak['runs']} rounds of launches, sweeps and searches in "
         f"{soak['minutes']} minutes, {soak.get('kills', 0)} kills, {len(soak['failures'])} failures.", "",
         "| signal | times |", "|---|---:|", *(f"| {name} | {number} |" for name, number in sorted(signals_sent.items())), "",
         "## Damaged files", "",

@@ -38,6 +38,14 @@ msrun --worker_num $NPUS --local_worker_num $NPUS --log_dir logs --join True pre
     {model} --save ckpt | tee logs/train.log
 """
 
+SEARCH_FILE = """script: train.sh
+hardware: ascend910b-64g
+cluster: {nodes: 1, cards_per_node: 4}
+budget: 58G
+winners: 2
+space: {micro_batch: [1, 2], recompute: [none, full]}
+"""
+
 
 def script(
     *, world: int = 4, tp: int = 2, pp: int = 2, layers: int = 4, batch: int = 16, extra: str = "--sequence-parallel"
@@ -59,6 +67,7 @@ class Home:
         (self.folder / "ckpt" / "model.ckpt").write_text("the user's weights")
         (self.folder / "train.sh").write_text(script())
         (self.folder / "sweep.yaml").write_text("script: train.sh\nproduct:\n  set:\n    TP: [1, 2]\n    PP: [1, 2]\n")
+        (self.folder / "search.yaml").write_text(SEARCH_FILE)
         self.before = self.files()
 
     def start(self, *words: str, **options: Any) -> subprocess.Popen[str]:

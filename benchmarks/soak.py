@@ -1,8 +1,8 @@
-"""Launches, sweeps and kills at random, for as long as asked; after each, what must hold is checked.
+"""Launches, sweeps, searches and kills at random, for as long as asked; after each, what must hold is checked.
 
     python benchmarks/soak.py --minutes 60 [--seed 1] [--save]
 
-A round starts a launch or a sweep, warm or cold, in a fresh record. Two rounds of three are disturbed: a signal at a random moment
+A round starts a launch, a sweep or a search, warm or cold, in a fresh record. Two rounds of three are disturbed: a signal at a random moment
 to the command, or to one process below it. Then: no process is left, no file outside the record was written, every JSON file of
 the record is whole, `report` ends without a traceback; and the same command again, undisturbed, gives the figures of the first round.
 """
@@ -30,6 +30,8 @@ ACTIONS = {
     "launch, all ranks": ("launch", "train.sh", "--no-cache", "--ranks", "all"),
     "launch, with the cache": ("launch", "train.sh"),
     "sweep": ("sweep", "sweep.yaml"),
+    "sweep, without the cache": ("sweep", "sweep.yaml", "--no-cache"),
+    "search": ("search", "search.yaml", "--no-cache"),
 }
 Figures = dict[str, object]
 
@@ -41,6 +43,8 @@ def command(action: str, out: Path) -> tuple[str, ...]:
 def figures(said: str) -> Figures:
     """Used peaks by variant and rank."""
     data = json.loads(said[said.index("{") :])
+    if "others" in data:
+        return {item["name"]: item["memory"]["used_peak_mb"] for item in (data, *data["others"])}
     if "variants" in data:
         return {item["name"]: item["used_peak_mb"] for item in data["variants"]}
     return {str(rank["rank"]): rank["used_peak_mb"] for rank in data["ranks"]}

@@ -6,9 +6,10 @@ package too, and must load the standard library only.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = False  # `typing` is an import long enough to be interrupted, before there is anything to handle it
 if TYPE_CHECKING:
+    from typing import Any
+
     from mindspeed_dryrun import search
     from mindspeed_dryrun.api import compare, dry_run
 

@@ -43,3 +43,8 @@ class Interrupted(KeyboardInterrupt):
     def __init__(self, number: int, advice: str = "") -> None:
         super().__init__(f"Interrupted ({signal.Signals(number).name}).{advice and ' ' + advice}")
         self.exit_status = 128 + number
+
+
+def exit_status_after(stop: KeyboardInterrupt) -> int:
+    """128 and the signal, as a shell reports it; Python's own exception is Ctrl-C's."""
+    return stop.exit_status if isinstance(stop, Interrupted) else 128 + signal.SIGINT

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 
 from mindspeed_dryrun import __version__
-from mindspeed_dryrun.errors import DryRunError, Interrupted, UsageError, did_you_mean, received
+from mindspeed_dryrun.errors import DryRunError, Interrupted, UsageError, did_you_mean, exit_status_after, received
 from mindspeed_dryrun.language import LANGUAGES, set_language
 from mindspeed_dryrun.terminal import plain, protect_streams
 
@@ -101,7 +101,7 @@ def status_of(run: Callable[[], int]) -> int:
         return error.exit_status
     except KeyboardInterrupt as stop:
         print(f"mindspeed-dryrun: {stop if str(stop) else 'Interrupted.'}", file=sys.stderr)
-        return int(getattr(stop, "exit_status", 130))
+        return exit_status_after(stop)
 
 
 @contextlib.contextmanager

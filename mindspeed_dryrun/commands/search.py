@@ -6,7 +6,7 @@ FILE names the model's script, the cluster, the budget and what may vary. Every 
 what cannot fit is struck out, the rest is put in order by predicted time; memory is learnt from a few small dry runs, and
 the winners are verified by full ones before they are named. Results in --out: `strategy.json`, the script with the
 strategy set, the arguments that the weight conversion must be given, `search.html`. The same --out continues.
-Exit status: 0 a strategy fits, 3 none does, 1 a dry run failed, 2 wrong use.
+Exit status: 0 a strategy fits, 3 none does, 1 a dry run failed, 2 wrong use, 128 + N ended by signal N.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pathlib import Path
 
 from mindspeed_dryrun.commands.launch import execution_from
 from mindspeed_dryrun.commands.sweep import add_run_arguments, run_spec
+from mindspeed_dryrun.errors import exit_status_after
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -60,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
         print(results.to_text(result, found.shape, found.plan.hardware))
         print("written: " + ", ".join(str(path) for path in found.written))
     if result.interrupted:
-        return 130
+        return exit_status_after(result.interrupted)
     if result.winners:
         return 0
     return 1 if result.failed and not result.closest else 3

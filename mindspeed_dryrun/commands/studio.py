@@ -4,7 +4,7 @@
 
 The page is served on this machine only, at an address with a secret token; nothing leaves the machine. It changes flags
 and the script's own variables, never a command, and the script itself stays untouched. Ctrl-C ends it and all it started.
-Records of every try are in --out.
+Records of every try are in --out. Exit status: 2 wrong use, 128 + N ended by signal N.
 """
 
 from __future__ import annotations
@@ -12,11 +12,16 @@ from __future__ import annotations
 import argparse
 import contextlib
 import secrets
+import signal
 import socket
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from mindspeed_dryrun.errors import UsageError
+from mindspeed_dryrun.errors import Interrupted, UsageError
+
+if TYPE_CHECKING:
+    import uvicorn
 
 _LOOPBACK = "127.0.0.1"
 
@@ -32,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serves until it is interrupted."""
+    """Serves until a signal ends it."""
     try:
         import uvicorn
 
@@ -52,27 +57,44 @@ def run(args: argparse.Namespace) -> int:
         token = secrets.token_urlsafe(24)
         hosts = frozenset(f"{name}:{port}" for name in (_LOOPBACK, "localhost"))
         studio = Studio(subject, (args.out or Path(f"studio-{args.script.stem}")).absolute(), args.trainer, args.jobs)
-        address = f"http://{_LOOPBACK}:{port}/?token={token}"
-        print(f"The studio is at {address}\nCtrl-C ends it.", file=sys.stderr, flush=True)
-        if not args.no_browser:
-            import webbrowser
-
-            webbrowser.open(address)
-        config = uvicorn.Config(
-            build(studio, token, hosts),
-            log_level="warning",
-            access_log=False,
-            limit_concurrency=64,
-            timeout_graceful_shutdown=1,
-            server_header=False,
-        )
         try:
-            uvicorn.Server(config).run(sockets=[listener])
-        except KeyboardInterrupt:
-            pass
+            address = f"http://{_LOOPBACK}:{port}/?token={token}"
+            print(f"The studio is at {address}\nCtrl-C ends it.", file=sys.stderr, flush=True)
+            if not args.no_browser:
+                import webbrowser
+
+                webbrowser.open(address)
+            config = uvicorn.Config(
+                build(studio, token, hosts),
+                log_level="warning",
+                access_log=False,
+                limit_concurrency=64,
+                timeout_graceful_shutdown=1,
+                server_header=False,
+            )
+            _serve(uvicorn.Server(config), listener)
         finally:
             studio.session.close()
     return 0
+
+
+def _serve(server: uvicorn.Server, listener: socket.socket) -> None:
+    """Serves until a signal. uvicorn ends on two of them by itself; a terminal that goes away sends a third."""
+    caught: list[int] = []
+
+    def end(number: int, frame: object) -> None:
+        caught.append(number)
+        server.should_exit = True
+
+    before = signal.getsignal(signal.SIGHUP)
+    if before is not signal.SIG_IGN:  # nohup
+        signal.signal(signal.SIGHUP, end)
+    try:
+        server.run(sockets=[listener])
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    if caught:
+        raise Interrupted(caught[0])
 
 
 def _listen(port: int) -> socket.socket:

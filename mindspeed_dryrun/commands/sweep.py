@@ -5,7 +5,8 @@
 FILE names a script and its variants: a list, or the product of choices. A variant may change script variables (`set`),
 trainer arguments (`args`) and environment variables (`env`). Results: a table, `sweep.json` and `sweep.html` in --out,
 and one record a variant below it; the same --out continues where it stopped.
-Exit status: 0 all fit, 3 at least one does not fit, 1 one failed, timed out or was not reached, 2 wrong use.
+Exit status: 0 all fit, 3 at least one does not fit, 1 one failed, timed out or was not reached, 2 wrong use,
+128 + N ended by signal N.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import time
 from pathlib import Path
 
 from mindspeed_dryrun.commands.launch import add_device_arguments, execution_from
+from mindspeed_dryrun.errors import exit_status_after
 from mindspeed_dryrun.launch.job import Job
 from mindspeed_dryrun.record.model import Report
 from mindspeed_dryrun.record.run_spec import RunSpec
@@ -95,5 +97,5 @@ def run(args: argparse.Namespace) -> int:
         print(f"record: {folder} (sweep.html, sweep.json)")
     if sweep.interrupted:
         say("Interrupted: these are the results so far. The same --out continues.")
-        return 130
+        return exit_status_after(sweep.interrupted)
     return exit_status(rows)

@@ -6,7 +6,6 @@ import io
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from mindspeed_dryrun.engines.mindspore.engine import choose_engine
 from mindspeed_dryrun.engines.torch_npu.engine import choose_torch_engine
 from mindspeed_dryrun.errors import DryRunError
 from mindspeed_dryrun.record.worker_log import read_worker_log
+from mindspeed_dryrun.temporary import temporary_folder
 
 # Two inputs and one output of 8192 × 8192 in float32.
 EXPECTED_MB = 3 * 8192 * 8192 * 4 // 2**20
@@ -49,7 +49,7 @@ def torch_trial() -> Check:
     environ = engine.environment(os.environ) | engine.place(0, 1, 1) | {"PYTHONDONTWRITEBYTECODE": "1"}
     root = str(Path(mindspeed_dryrun.__file__).parents[1])
     environ["PYTHONPATH"] = os.pathsep.join(part for part in (root, environ.get("PYTHONPATH", "")) if part)
-    with tempfile.TemporaryDirectory() as folder:
+    with temporary_folder() as folder:
         done = subprocess.run(
             [sys.executable, "-c", TORCH_PROGRAM], env=environ, cwd=folder, check=False, capture_output=True, text=True
         )
@@ -72,7 +72,7 @@ def engine_trial() -> Check:
     except DryRunError as error:
         return Check("Engine trial", "no engine", wanted, "wrong", str(error))
     environ = engine.environment(os.environ) | {"RANK_ID": "0", "RANK_SIZE": "8", "PYTHONDONTWRITEBYTECODE": "1"}
-    with tempfile.TemporaryDirectory() as folder:
+    with temporary_folder() as folder:
         command = [sys.executable, "-c", PROGRAM]
         out, err = subprocess.PIPE, subprocess.STDOUT
         done = subprocess.run(command, env=environ, cwd=folder, check=False, stdout=out, stderr=err)

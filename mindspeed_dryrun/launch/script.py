@@ -12,21 +12,19 @@ in the copy to a variable that holds the script's path.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import select
 import shlex
-import signal
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+import uuid
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mindspeed_dryrun.errors import UsageError, check_interrupted
+from mindspeed_dryrun.errors import DryRunError, UsageError, check_interrupted
 from mindspeed_dryrun.launch import script_text
 from mindspeed_dryrun.launch.captured_call import CapturedCall
 from mindspeed_dryrun.launch.read_call import read_call
@@ -34,13 +32,14 @@ from mindspeed_dryrun.launch.stand_ins import REMOTE, SHIM, write_programs
 from mindspeed_dryrun.rank import activation as config
 from mindspeed_dryrun.rank import confinement, guard
 from mindspeed_dryrun.rank.confinement import kernel_confines
+from mindspeed_dryrun.temporary import temporary_folder
 
 TIME_LIMIT_S = 60.0
 _TICK_S = 0.2
 _LINGER_S = 5.0  # for what the script left running: `msrun … &`, and no wait
 # What the stand-ins note: other launchers, steps left out, what is not on this machine, and variables that were set.
 _LISTS = ("launchers", "skipped", "absent", "set")
-_OURS = ("BASH_ENV", config.VARIABLE, "TMPDIR", "SHLVL", "_", "OLDPWD")
+_OURS = ("BASH_ENV", config.VARIABLE, guard.MARK, "TMPDIR", "SHLVL", "_", "OLDPWD")
 _OUR_PREFIX = "__dryrun_"
 
 
@@ -59,7 +58,7 @@ def capture(
     elsewhere = {name: value for name, value in sets.items() if name not in script_text.assigned_names(text)}
     exported = dict(env or {}) | {name: value for name, value in elsewhere.items() if script_text.has_default(text, name)}
     changed = script_text.quiet_blocks(script_text.set_variables(text, sets))
-    with _temporary_folder() as folder:
+    with temporary_folder() as folder:
         command = ["bash", str(script), *script_args]
         if changed != text:
             copy = folder / "script.sh"
@@ -84,18 +83,6 @@ def capture(
     return replace(call, notes=tuple(notes))
 
 
-@contextlib.contextmanager
-def _temporary_folder() -> Iterator[Path]:
-    """A folder that goes with the `with`; a signal cannot come between its making and the promise to remove it."""
-    held = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
-    try:
-        folder = tempfile.TemporaryDirectory(prefix="mindspeed-dryrun-", ignore_cleanup_errors=True)
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, held)
-    with folder as name:
-        yield Path(name)
-
-
 def _environment(folder: Path, exported: Mapping[str, str], elsewhere: Mapping[str, str]) -> dict[str, str]:
     """The script's environment. `elsewhere` are the variables to be set where a file that it sources assigns them."""
     programs = folder / "bin"
@@ -112,6 +99,7 @@ def _environment(folder: Path, exported: Mapping[str, str], elsewhere: Mapping[s
             "__dryrun_user_env": os.environ.get("BASH_ENV", ""),
             "BASH_ENV": str(SHIM / "capture.bash"),
             "TMPDIR": str(folder),
+            guard.MARK: uuid.uuid4().hex,
             **config.Activation(mode="capture", file=str(folder / "calls"), python=sys.executable).to_env(),
         }
     )
@@ -121,7 +109,7 @@ def _environment(folder: Path, exported: Mapping[str, str], elsewhere: Mapping[s
 def _run(command: Sequence[str], folder: Path, env: Mapping[str, str]) -> tuple[list[dict[str, Any]], int | None, str]:
     """Runs bash and all that it starts to the end, or to the time limit; (calls, exit status, output).
 
-    The guard ends the whole tree, and removes the folder, however this process ends.
+    The guard ends the whole tree, however this process ends.
     """
     if kernel_confines():
         command = [sys.executable, "-I", "-S", confinement.__file__, str(folder), *command]
@@ -129,7 +117,7 @@ def _run(command: Sequence[str], folder: Path, env: Mapping[str, str]) -> tuple[
     log = folder / "output"
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [sys.executable, "-I", "-S", guard.__file__, limits, str(os.getpid()), str(folder), *command],
+            [sys.executable, "-I", "-S", guard.__file__, limits, *command],
             env=dict(env),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -147,10 +135,14 @@ def _run(command: Sequence[str], folder: Path, env: Mapping[str, str]) -> tuple[
                     said += more
         finally:
             process.stdin.close()  # the guard ends the tree
-            process.stdout.read()  # until it has
-    outcome = json.loads(said.splitlines()[-1]) if said else {}
+            said += process.stdout.read()  # until it has
+            outcome = json.loads(said.splitlines()[-1]) if said else {}
+            if "ended" not in outcome:
+                guard.end_marked(env[guard.MARK])
+    if outcome.get("ended") not in ("exit", "timeout"):
+        raise DryRunError("The process that watches the script was killed, most likely for lack of host memory. Run it again.")
     calls = [json.loads(line) for line in _lines(folder / "calls")]
-    status = outcome.get("exit_status") if outcome.get("ended") == "exit" else None
+    status = outcome["exit_status"] if outcome["ended"] == "exit" else None
     return calls, status, log.read_text(encoding="utf-8", errors="replace")
 
 

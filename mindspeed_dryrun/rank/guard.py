@@ -1,6 +1,6 @@
 """The process that holds one tree of processes together: a rank's, a captured script's.
 
-Run as `python -I -S guard.py TIMEOUT[+LINGER] LAUNCHER FOLDER COMMAND…`
+Run as `python -I -S guard.py [--leave] TIMEOUT[+LINGER] COMMAND…`
 
 Standard library only. It starts the command in a session of its own, with its own stderr as the command's stdout and
 stderr, and is the reaper of whatever the command leaves behind: a process that forks twice or changes its session is
@@ -11,8 +11,8 @@ seconds the rest of the tree gets to end by itself after the command; none by de
 A warm rank has the same guard: `warm_server` forks it from a process that has imported everything, and the rank is a
 function that the guard's child calls where a cold one executes a command.
 
-FOLDER is empty, or a temporary folder of the process LAUNCHER: it is removed when that process ends without having done
-so. This one then leaves its launcher's side, because a Ray worker kills its children when it is killed itself.
+With --leave it leaves its launcher's side: a Ray worker that is killed takes its children with it, and a guard that is killed
+cannot end its tree.
 
 On stdout, JSON lines: `{"rss_mb": 512}` now and then, and one last `{"ended": "exit|timeout|stopped", …}`.
 """
@@ -25,7 +25,6 @@ import json
 import os
 import resource
 import select
-import shutil
 import signal
 import sys
 import time
@@ -35,6 +34,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import NoReturn
 
+# In the environment of all that a guard starts: tells its tree from all other processes should the guard itself be killed.
+MARK = "MINDSPEED_DRYRUN_TASK"
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _TICK_S = 0.05
@@ -45,14 +46,13 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 def main() -> None:
-    timeout_s, linger_s = (float(part or 0) for part in sys.argv[1].partition("+")[::2])
-    launcher, folder, command = int(sys.argv[2]), sys.argv[3], sys.argv[4:]
-    if folder and os.fork():
-        os._exit(0)
-    watch(timeout_s, lambda: _execute(command), linger_s)
-    if folder:
-        os.close(1)  # for the launcher this is the end of the rank
-        _outlive(launcher, folder)
+    words = sys.argv[1:]
+    if words[0] == "--leave":
+        words = words[1:]
+        if os.fork():
+            os._exit(0)
+    timeout_s, linger_s = (float(part or 0) for part in words[0].partition("+")[::2])
+    watch(timeout_s, lambda: _execute(words[1:]), linger_s)
 
 
 def watch(timeout_s: float, run: Callable[[], NoReturn], linger_s: float = 0.0) -> None:
@@ -192,16 +192,15 @@ def descendants() -> dict[int, int]:
     return found
 
 
-def _outlive(launcher: int, folder: str) -> None:
-    """Waits until the folder is gone, or the launcher is: then removes it."""
-    try:
-        process = os.pidfd_open(launcher)
-    except OSError:
-        process = -1  # it has gone already
-    while os.path.isdir(folder):  # noqa: PTH112
-        if process < 0 or select.select([process], [], [], 0.2)[0]:
-            shutil.rmtree(folder, ignore_errors=True)
-            return
+def end_marked(mark: str) -> None:
+    """Kills what a guard that was killed itself has left behind."""
+    wanted = f"{MARK}={mark}".encode()
+    for name in os.listdir("/proc"):  # noqa: PTH208
+        with contextlib.suppress(OSError):
+            if name.isdigit():
+                with open(f"/proc/{name}/environ", "rb") as stream:
+                    if wanted in stream.read().split(b"\0"):
+                        os.kill(int(name), signal.SIGKILL)
 
 
 def _say(**fields: object) -> None:

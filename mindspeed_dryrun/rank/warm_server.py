@@ -40,8 +40,6 @@ OF_ONE_RANK = ("RANK_ID", "RANK", "RANK_SIZE", "WORLD_SIZE", "MS_WORKER_NUM", "D
 _SET_BY_ADAPTER = {"RANK": "RANK_ID", "WORLD_SIZE": "MS_WORKER_NUM"}
 _ADAPTER = "msadapter"
 _LOOKS_AT_ALL = ("tqdm.utils",)  # for those that start with TQDM_
-# Tells a rank's processes from all others should its guard be killed.
-MARK = "MINDSPEED_DRYRUN_TASK"
 NO_MARK = "0" * 32
 _LONGEST = 1 << 20  # bytes of a message: an environment and a command line
 _ASLEEP_S = 2.0  # how long native threads may take to come to rest
@@ -199,7 +197,7 @@ def _rank(request: Mapping[str, Any], changed: Mapping[str, str], said: bytes) -
     os.environ.update({**request["env"], **changed})
     if _ADAPTER in sys.modules:
         os.environ.update({name: os.environ[source] for name, source in _SET_BY_ADAPTER.items() if source in os.environ})
-    _show_mark(request["env"][MARK])
+    _show_mark(request["env"][guard.MARK])
     sys.path[0] = os.getcwd()  # noqa: PTH109
     os.write(2, said)
     run_and_leave(lambda: worker.main(request["argv"]))
@@ -208,11 +206,11 @@ def _rank(request: Mapping[str, Any], changed: Mapping[str, str], said: bytes) -
 def _show_mark(mark: str) -> None:
     """Writes the mark where `/proc/PID/environ` shows it: that is the memory in which this process got its first variables."""
     with open("/proc/self/environ", "rb") as stream:
-        at = stream.read().find(f"{MARK}={NO_MARK}".encode())
+        at = stream.read().find(f"{guard.MARK}={NO_MARK}".encode())
     with open("/proc/self/stat", "rb") as stream:
         start = int(stream.read().rpartition(b")")[2].split()[47])  # env_start, proc(5)
     if at >= 0 and start and len(mark) == len(NO_MARK):
-        ctypes.memmove(start + at + len(MARK) + 1, mark.encode(), len(mark))
+        ctypes.memmove(start + at + len(guard.MARK) + 1, mark.encode(), len(mark))
 
 
 def _content(descriptor: int) -> bytes:

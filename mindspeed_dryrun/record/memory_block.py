@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import heapq
-import tempfile
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +22,7 @@ from typing import BinaryIO
 from mindspeed_dryrun.errors import UsageError
 from mindspeed_dryrun.record.call_stack import CallStack, movement, read_stack
 from mindspeed_dryrun.record.memory_rows import Layout, Rows, read_rows
+from mindspeed_dryrun.temporary import temporary_folder
 
 NEVER = 2**63 - 1
 _NEEDED = ("start_time_stamp", "end_time_stamp", "size", "type", "node_name", "python_stack")
@@ -92,8 +92,8 @@ def replay(path: Path) -> Replay:
     try:
         return _replay(path)
     except _OutOfOrderError:
-        with tempfile.TemporaryDirectory() as folder:
-            found = _replay(_sorted_copy(path, Path(folder) / path.name))
+        with temporary_folder() as folder:
+            found = _replay(_sorted_copy(path, folder / path.name))
         return dataclasses.replace(found, path=path)
 
 

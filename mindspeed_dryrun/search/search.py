@@ -93,7 +93,7 @@ class SearchResult:
     residual_worst: float = 0.0
     residual_median: float = 0.0
     seconds: float = 0.0
-    interrupted: bool = False
+    interrupted: KeyboardInterrupt | None = None
     stopped: str | None = None  # why the search ended before it had all it wanted
     closest: Candidate | None = None  # when nothing fits
     least_bound: tuple[str, float] | None = None  # when everything was struck out
@@ -147,8 +147,8 @@ class Search:
             if self._balance():
                 self._learn()
             self._verify()
-        except KeyboardInterrupt:
-            self.result.interrupted = True
+        except KeyboardInterrupt as stop:
+            self.result.interrupted = stop
         except DryRunError as error:
             if not self.result.winners:
                 raise

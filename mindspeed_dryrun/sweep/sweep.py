@@ -125,25 +125,28 @@ class Sweep:
         self.rows = [VariantResult(variant) for variant in plan.variants]
         self.at_once = at_once
         self.stop = stop or threading.Event()
-        self.interrupted = False
+        self.interrupted: KeyboardInterrupt | None = None
 
     def run(self) -> list[VariantResult]:
         """Every variant; one that cannot run has its sentence in the table and does not stop the others."""
-        with ending_on_signals(self.stop), ThreadPoolExecutor(self.at_once) as pool:
-            waiting = {pool.submit(self._run_row, row, job): row for row in self.rows if (job := self._job_of(row))}
-            done = len(self.rows) - len(waiting)
+        with ending_on_signals(self.stop) as caught, ThreadPoolExecutor(self.at_once) as pool:
             try:
-                for future in as_completed(waiting):
-                    future.result()
-                    self.on_row(done, waiting[future])
-                    done += 1
-                    self.save()
-            except KeyboardInterrupt:
-                self.interrupted = True
+                self._run_rows(pool)
+            except KeyboardInterrupt as stop:  # of this thread, or of a row's, which is not told of signals
+                self.interrupted = Interrupted(caught[0]) if caught else stop
                 self.stop.set()
                 pool.shutdown(cancel_futures=True)
         self.save()
         return self.rows
+
+    def _run_rows(self, pool: ThreadPoolExecutor) -> None:
+        waiting = {pool.submit(self._run_row, row, job): row for row in self.rows if (job := self._job_of(row))}
+        done = len(self.rows) - len(waiting)
+        for future in as_completed(waiting):
+            future.result()
+            self.on_row(done, waiting[future])
+            done += 1
+            self.save()
 
     def _job_of(self, row: VariantResult) -> Job | None:
         try:

@@ -77,7 +77,7 @@ def test_a_sweep_counts_and_continues(script: Path, tmp_path: Path, capsys: pyte
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_sweep_that_is_ended_keeps_what_is_done(script: Path, tmp_path: Path, number: signal.Signals) -> None:
-    """Ended while variants are under way: status 130, a table of what is known, no process left, and it continues."""
+    """Ended while variants are under way: status 128 + the signal, a table of what is known, no process left, and it continues."""
     plan = tmp_path / "sweep.yaml"
     plan.write_text(yaml.safe_dump({"script": "train.sh", "variants": [{"name": f"PP{n}", "set": {"PP": n}} for n in (1, 2)]}))
     words = ["sweep", str(plan), "--out", str(tmp_path / "out"), "--trainer", "embedded", "--jobs", "1"]
@@ -88,7 +88,7 @@ def test_a_sweep_that_is_ended_keeps_what_is_done(script: Path, tmp_path: Path, 
     assert first.startswith("[1/2] PP"), first
     process.send_signal(number)
     shown, said = process.communicate(timeout=60)
-    assert process.returncode == 130 and "Interrupted" in said and "not run" in shown, (shown, said)
+    assert process.returncode == 128 + number and "Interrupted" in said and "not run" in shown, (shown, said)
     assert str(tmp_path) not in subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
     assert main(words) == 0
 

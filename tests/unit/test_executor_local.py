@@ -275,14 +275,16 @@ def test_a_temporary_record_does_not_outlive_its_launcher(tmp_path: Path, killed
     file = tmp_path / "task.json"
     file.write_text(json.dumps(task("phase('ready'); time.sleep(600)" if killed else "train(); block()").to_json()))
     program = """
-        import json, sys, tempfile
+        import json, os, sys
         from pathlib import Path
         from mindspeed_dryrun.launch.executors.rank import run_rank
         from mindspeed_dryrun.launch.plan import RankTask
-        with tempfile.TemporaryDirectory(dir=sys.argv[1], prefix="far-") as folder:
+        from mindspeed_dryrun.temporary import temporary_folder
+        os.environ["TMPDIR"] = sys.argv[1]
+        with temporary_folder() as folder:
             task = RankTask.from_json(json.loads(Path(sys.argv[2]).read_text()))
-            report = run_rank(task, Path(folder), lambda event: print(event.phase, flush=True), temporary=True)
-            print(report.status, (Path(folder) / "ranks/00000/result.json").exists(), flush=True)
+            report = run_rank(task, folder, lambda event: print(event.phase, flush=True), leave=True)
+            print(report.status, (folder / "ranks/00000/result.json").exists(), flush=True)
     """
     launcher = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(program), str(tmp_path), str(file)],
@@ -299,7 +301,7 @@ def test_a_temporary_record_does_not_outlive_its_launcher(tmp_path: Path, killed
     else:
         assert "ok True" in launcher.stdout.read()
     launcher.wait(30)
-    assert eventually(lambda: not list(tmp_path.glob("far-*")) and not processes_of(tmp_path))
+    assert eventually(lambda: not list(tmp_path.glob("mindspeed-dryrun-*")) and not processes_of(tmp_path))
 
 
 LAUNCHER = """

@@ -197,21 +197,24 @@ def read_script(text: str) -> None:
 
 @contextmanager
 def within(seconds: int, megabytes: int) -> Iterator[None]:
-    """A reader that takes longer hangs, as far as its user can tell; one that takes more memory ends other programs."""
+    """A reader that takes longer hangs, as far as its user can tell; one that takes more memory ends other programs.
+
+    Seconds of this process, not of the clock: others may keep the machine busy.
+    """
 
     def late(*_: object) -> None:
         raise TimeoutError(f"still reading after {seconds} s")
 
-    before = signal.signal(signal.SIGALRM, late)
+    before = signal.signal(signal.SIGPROF, late)
     limits = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (psutil.Process().memory_info().vms + (megabytes << 20), limits[1]))
-    signal.alarm(seconds)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
         yield
     finally:
-        signal.alarm(0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
         resource.setrlimit(resource.RLIMIT_AS, limits)
-        signal.signal(signal.SIGALRM, before)
+        signal.signal(signal.SIGPROF, before)
 
 
 @pytest.mark.parametrize("name", READERS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import signal
 import subprocess
 from collections.abc import Collection
 from pathlib import Path
@@ -15,7 +16,7 @@ from strategy_models import EXAMPLES, MODELS, hardware
 from strategy_oracle import Oracle
 
 from mindspeed_dryrun.commands import main
-from mindspeed_dryrun.errors import DryRunError, UsageError
+from mindspeed_dryrun.errors import DryRunError, Interrupted, UsageError, exit_status_after
 from mindspeed_dryrun.estimate.strategy import Recompute, Strategy
 from mindspeed_dryrun.estimate.time_model import estimate, iteration_seconds
 from mindspeed_dryrun.launch.job import understand
@@ -193,11 +194,11 @@ def test_an_interruption_keeps_what_is_known() -> None:
 
     def stops(strategy: Strategy, stages: Stages = None) -> Measurement:
         if len(oracle.asked) == whole.probes + 2:
-            raise KeyboardInterrupt
+            raise Interrupted(signal.SIGTERM)
         return oracle(strategy, stages)
 
     found = Search(shape, listed, HARDWARE, 58 * 1024, stops).run()
-    assert found.interrupted
+    assert found.interrupted and exit_status_after(found.interrupted) == 128 + signal.SIGTERM
     assert [item.strategy for item in found.winners] == [item.strategy for item in whole.winners[: len(found.winners)]]
     assert "Interrupted" in results.to_text(found, shape, HARDWARE)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -12,18 +13,19 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-SCRIPT = """
+# A pipe that is open at both ends holds `read` up as `sleep`, which is stood in for, cannot.
+WAIT = "exec 9<> <(:); while :; do read -t 1 -u 9 || :; done"
+SCRIPT = f"""
 trap '' TERM INT HUP
-( trap '' TERM INT HUP; exec -a in_the_background bash -c 'while :; do read -t 1 < <(:) || :; done' ) &
-setsid bash -c 'while :; do read -t 1 < <(:) || :; done' &
-: > {ready}
-while :; do read -t 1 < <(:) || :; done
+( trap '' TERM INT HUP; exec -a in_the_background bash -c '{WAIT}' ) &
+setsid bash -c '{WAIT}' &
+{WAIT}
 """
 
 
 def start(home: Path, *words: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "mindspeed_dryrun.launch", *words],
+        [sys.executable, "-m", "mindspeed_dryrun", *words],
         cwd=home,
         env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(home / "tmp")},
         stdout=subprocess.PIPE,
@@ -44,7 +46,7 @@ def processes_in(home: Path) -> list[str]:
     return found
 
 
-def eventually(condition, seconds: float = 20) -> bool:
+def eventually(condition, seconds: float = 60) -> bool:
     deadline = time.monotonic() + seconds
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -57,10 +59,25 @@ def home(tmp_path: Path) -> Path:
     return tmp_path / "home"
 
 
+VERBS = {
+    "launch": ("launch", "train.sh"),
+    "sweep": ("sweep", "sweep.yaml", "--out", "record"),
+    "search": ("search", "search.yaml"),
+    "studio": ("studio", "train.sh", "--no-browser"),
+}
+
+
+@pytest.mark.parametrize("verb", VERBS)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
-def test_a_signal_during_the_capture_leaves_nothing(home: Path, number: signal.Signals) -> None:
-    (home / "train.sh").write_text("sleep() { :; }\n" + SCRIPT.format(ready="/dev/null"))
-    launcher = start(home, "train.sh")
+def test_a_signal_during_the_capture_leaves_nothing(home: Path, verb: str, number: signal.Signals) -> None:
+    if verb == "studio":
+        pytest.importorskip("starlette")
+    (home / "train.sh").write_text(SCRIPT)
+    (home / "sweep.yaml").write_text("script: train.sh\nvariants: [{name: one}, {name: two}]\n")
+    (home / "search.yaml").write_text(
+        "script: train.sh\nhardware: ascend910b-64g\ncluster: {nodes: 1, cards_per_node: 4}\nbudget: 58G\n"
+    )
+    launcher = start(home, *VERBS[verb])
     assert eventually(lambda: len(processes_in(home)) >= 4), "the script did not start"
     os.kill(launcher.pid, number)
     said = launcher.communicate(timeout=30)[0]
@@ -70,11 +87,94 @@ def test_a_signal_during_the_capture_leaves_nothing(home: Path, number: signal.S
     assert eventually(lambda: list((home / "tmp").iterdir()) == []), list((home / "tmp").iterdir())
 
 
+KILLED_AT = """
+import os, subprocess, sys
+from pathlib import Path
+from mindspeed_dryrun import temporary
+from mindspeed_dryrun.launch import script
+place, name = {"script": script, "subprocess": subprocess}[sys.argv[1]], sys.argv[2]
+calls, first = [], getattr(place, name)
+def dying(*words, **options):
+    calls.append(name)
+    if len(calls) == int(sys.argv[3]):
+        os.kill(os.getpid(), 9)
+    return first(*words, **options)
+setattr(place, name, dying)
+script.capture(Path("train.sh"))
+"""
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "time"),
+    [
+        ("subprocess", "Popen", 1),  # before there is a folder
+        ("script", "_environment", 1),  # the folder is there and empty
+        ("script", "write_programs", 1),
+        ("script", "_run", 1),  # it is filled
+        ("subprocess", "Popen", 2),  # the guard is about to be started
+        ("script", "check_interrupted", 1),  # the script runs
+        ("script", "_lines", 1),  # it is over
+        ("script", "_without_places", 1),
+    ],
+)
+def test_a_kill_at_any_point_of_the_capture_leaves_no_folder(home: Path, place: str, name: str, time: int) -> None:
+    (home / "train.sh").write_text("msrun --worker_num 2 pretrain_gpt.py\n")
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED_AT, place, name, str(time)],
+        cwd=home,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(home / "tmp")},
+        check=False,
+    )
+    assert done.returncode == -signal.SIGKILL, "it was not reached"
+    assert eventually(lambda: list((home / "tmp").iterdir()) == []), list((home / "tmp").rglob("*"))
+    assert eventually(lambda: processes_in(home) == []), processes_in(home)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_whoever_watches_the_capture_is_killed(home: Path, number: signal.Signals) -> None:
+    (home / "train.sh").write_text(SCRIPT)
+    launcher = start(home, "launch", "train.sh")
+    assert eventually(lambda: len(processes_in(home)) >= 4), "the script did not start"
+    guard = next(pid for pid in below(launcher.pid) if "guard.py" in Path(f"/proc/{pid}/cmdline").read_text())
+    os.kill(guard, number)
+    said = launcher.communicate(timeout=30)[0]
+    assert launcher.returncode == 1 and "The process that watches the script was killed" in said, said
+    assert eventually(lambda: processes_in(home) == []), processes_in(home)
+    assert eventually(lambda: list((home / "tmp").iterdir()) == []), list((home / "tmp").iterdir())
+
+
+def test_the_folder_goes_when_its_keeper_was_killed(home: Path) -> None:
+    (home / "train.sh").write_text(SCRIPT)
+    launcher = start(home, "launch", "train.sh")
+    assert eventually(lambda: len(processes_in(home)) >= 4), "the script did not start"
+    folder = str(next((home / "tmp").iterdir()))
+    keepers = [pid for pid, words in commands().items() if "keeper" in words and folder in words]
+    assert keepers
+    for pid in keepers:
+        os.kill(pid, signal.SIGKILL)
+    launcher.terminate()
+    launcher.communicate(timeout=30)
+    assert launcher.returncode == 143
+    assert list((home / "tmp").iterdir()) == []
+
+
+def below(parent: int) -> list[int]:
+    return [int(pid) for pid in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()]
+
+
+def commands() -> dict[int, list[str]]:
+    found = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            found[int(entry.name)] = (entry / "cmdline").read_text(errors="replace").split("\0")
+    return found
+
+
 @pytest.mark.parametrize("after_s", [0.03, 0.06, 0.1, 0.15, 0.2, 0.3])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_in_the_first_moments_prints_no_traceback(home: Path, number: signal.Signals, after_s: float) -> None:
-    (home / "train.sh").write_text(SCRIPT.format(ready="/dev/null"))
-    launcher = start(home, "train.sh")
+    (home / "train.sh").write_text(SCRIPT)
+    launcher = start(home, "launch", "train.sh")
     time.sleep(after_s)
     launcher.send_signal(number)
     said = launcher.communicate(timeout=30)[0]

@@ -13,7 +13,7 @@ from report_samples import CRITERIA, ENGINE
 from report_samples import rank as sample_rank
 from strategy_models import EXAMPLES, hardware
 
-from mindspeed_dryrun.errors import DryRunError, UsageError
+from mindspeed_dryrun.errors import DryRunError, UsageError, exit_status_after
 from mindspeed_dryrun.launch.executors import Interrupted
 from mindspeed_dryrun.launch.job import Job
 from mindspeed_dryrun.record.model import Report
@@ -237,7 +237,8 @@ def test_an_interrupted_rank_ends_the_sweep_and_is_no_failure(tmp_path: Path) ->
         raise Interrupted(signal.SIGTERM)
 
     sweep = Sweep(PLAN, tmp_path, dry_run)
-    assert [row.status for row in sweep.run()] == ["open", "open"] and sweep.interrupted and sweep.stop.is_set()
+    assert [row.status for row in sweep.run()] == ["open", "open"] and sweep.stop.is_set()
+    assert sweep.interrupted and exit_status_after(sweep.interrupted) == 128 + signal.SIGTERM
 
 
 def test_the_page_has_a_chart_and_escapes_names(tmp_path: Path) -> None:

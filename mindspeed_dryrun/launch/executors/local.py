@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mindspeed_dryrun.errors import received
 from mindspeed_dryrun.launch.executors import Event, SharedPlaces, host, interrupted
 from mindspeed_dryrun.launch.executors.rank import run_rank
 from mindspeed_dryrun.record.store import Record
@@ -135,7 +136,10 @@ def may_start(running_mb: Mapping[int, int], expected_mb: int, available_mb: int
 
 @contextlib.contextmanager
 def ending_on_signals(stop: threading.Event) -> Iterator[list[int]]:
-    """Ctrl-C, SIGTERM and SIGHUP set `stop` and are noted, instead of tearing through the middle of things."""
+    """Ctrl-C, SIGTERM and SIGHUP set `stop` and are noted, instead of tearing through the middle of things.
+
+    What waits in this thread meanwhile, as a capture does, hears of them by `check_interrupted`.
+    """
     caught: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         yield caught
@@ -143,6 +147,7 @@ def ending_on_signals(stop: threading.Event) -> Iterator[list[int]]:
 
     def note(number: int, frame: object) -> None:
         caught.append(number)
+        received.append(number)
         stop.set()
 
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -155,3 +160,5 @@ def ending_on_signals(stop: threading.Event) -> Iterator[list[int]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+        for heard in caught:
+            received.remove(heard)

@@ -24,7 +24,6 @@ from mindspeed_dryrun.launch.executors import Event
 from mindspeed_dryrun.launch.executors.warm import ColdStart, Guard, Servers
 from mindspeed_dryrun.rank import activation as config
 from mindspeed_dryrun.rank import guard
-from mindspeed_dryrun.rank.warm_server import MARK
 from mindspeed_dryrun.record.communication import used_groups
 from mindspeed_dryrun.record.model import RankReport, Status
 from mindspeed_dryrun.record.store import rank_folder, write_json
@@ -114,13 +113,13 @@ def run_rank(
     record: Path,
     on_event: Callable[[Event], None] = lambda event: None,
     stop: threading.Event | None = None,
-    temporary: bool = False,
+    leave: bool = False,
     servers: Servers | None = None,
 ) -> RankReport | None:
     """Runs one rank in `ranks/NNNNN` of the record and writes its `result.json` last of all.
 
     None when `stop` ended it: then nothing is left of it but its log, and it counts as not run. `DryRunError` when the
-    record cannot be written. A `temporary` record is removed should this process be killed. With `servers` the rank is
+    record cannot be written. With `leave` the guard leaves the side of this process. With `servers` the rank is
     forked from a process that has imported everything, if it can be; `result.json` says how it was started.
     """
     record = record.absolute()
@@ -135,7 +134,7 @@ def run_rank(
         folder.mkdir(parents=True, exist_ok=True)
         with open(log_path, "ab") as log_file:
             run = _Run(task, record, log_file.fileno(), progress, on_event, stop or threading.Event())
-            outcome = run.watch(run.start_guard(command, temporary, servers))
+            outcome = run.watch(run.start_guard(command, leave, servers))
     except OSError as error:
         raise DryRunError(f"Cannot run rank {task.rank} in {folder}: {error.strerror or error}.") from None
     if outcome.ended == "stopped":
@@ -229,21 +228,21 @@ class _Run:
     mark: str = field(default_factory=lambda: uuid.uuid4().hex)
     start: str = "cold"
 
-    def start_guard(self, command: list[str], temporary: bool, servers: Servers | None) -> Guard:
+    def start_guard(self, command: list[str], leave: bool, servers: Servers | None) -> Guard:
         """The guard of this rank: forked where a server can do it, else started."""
         folder = rank_folder(self.record, self.task.rank)
         placed = {name: _placed(value, self.record, name == config.VARIABLE) for name, value in self.task.env.items()}
-        environment = {**placed, MARK: self.mark}
-        if servers is not None and not temporary:
+        environment = {**placed, guard.MARK: self.mark}
+        if servers is not None and not leave:
             try:
                 guard_process = servers.fork(self.task, environment, folder, self.log, self.stop.is_set)
                 self.start = "warm"
                 return guard_process
             except ColdStart as reason:
                 self.start = f"cold: {reason}"
-        owned = str(self.record) if temporary else ""
+        options = ["--leave"] if leave else []
         process = subprocess.Popen(
-            [sys.executable, "-I", "-S", guard.__file__, str(self.task.timeout_s), str(os.getpid()), owned, *command],
+            [sys.executable, "-I", "-S", guard.__file__, *options, str(self.task.timeout_s), *command],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self.log,
@@ -282,7 +281,7 @@ class _Run:
             rank.stdout.close()
             rank.wait()
             if "ended" not in last and b'"ended"' not in rest:
-                _sweep(self.mark)
+                guard.end_marked(self.mark)
         if "ended" not in last:
             return Outcome("stopped" if self.stop.is_set() else "lost", rss_mb=rss_mb)
         return Outcome(**{name: value for name, value in last.items() if name != "left"})
@@ -297,15 +296,6 @@ def _placed(text: str, record: Path, in_json: bool = False) -> str:
     """`{record}` becomes the record's folder."""
     path = str(record)
     return text.replace("{record}", json.dumps(path)[1:-1] if in_json else path)
-
-
-def _sweep(mark: str) -> None:
-    """Kills what a guard that was killed itself has left behind."""
-    wanted = f"{MARK}={mark}".encode()
-    for entry in Path("/proc").iterdir():
-        with contextlib.suppress(OSError, ValueError):
-            if entry.name.isdigit() and wanted in (entry / "environ").read_bytes().split(b"\0"):
-                os.kill(int(entry.name), signal.SIGKILL)
 
 
 def _result(report: RankReport, outcome: Outcome, log: RankLog, command: list[str], note: str | None) -> dict[str, Any]:

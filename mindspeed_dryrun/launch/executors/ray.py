@@ -12,7 +12,6 @@ import logging
 import os
 import shutil
 import socket
-import tempfile
 import time
 import zlib
 from collections import deque
@@ -29,6 +28,7 @@ from mindspeed_dryrun.launch.executors.relocate import Machine, check_same, prep
 from mindspeed_dryrun.record.model import RankReport, Status
 from mindspeed_dryrun.record.store import Record, rank_folder, read_json, write_json
 from mindspeed_dryrun.schema import read_as
+from mindspeed_dryrun.temporary import temporary_folder
 
 if TYPE_CHECKING:
     from mindspeed_dryrun.launch.plan import RankTask
@@ -167,11 +167,10 @@ def _run_on_machine(task: RankTask, patches: bytes | None, here: Machine, mailbo
             said = (event.phase, event.done)
             mailbox.put.remote(event)
 
-    with tempfile.TemporaryDirectory(prefix="mindspeed-dryrun-") as folder:
-        record = Path(folder)
+    with temporary_folder() as record:
         if patches is not None:
             (record / "patches.json").write_bytes(patches)
-        run_rank(task, record, send, temporary=True)
+        run_rank(task, record, send, leave=True)
         return pack(rank_folder(record, task.rank))
 
 

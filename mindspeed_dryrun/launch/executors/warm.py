@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from mindspeed_dryrun.rank import activation
-from mindspeed_dryrun.rank.warm_server import MARK, NO_MARK, OF_ONE_RANK, receive, send
+from mindspeed_dryrun.rank.guard import MARK
+from mindspeed_dryrun.rank.warm_server import NO_MARK, OF_ONE_RANK, receive, send
 
 if TYPE_CHECKING:
     from mindspeed_dryrun.launch.plan import RankTask
