@@ -52,6 +52,14 @@ LIMITED = (
     " --moe-router-load-balancing-type group_limited_greedy --moe-router-group-topk 2 --moe-router-num-groups 4"
     " --moe-device-level-aux-loss-coeff 0.05 --moe-comm-aux-loss-coeff 0.02 --moe-router-topk-scaling-factor 16.0"
 )
+DEEPSEEK3 = (
+    LATENT + " --q-lora-rank 384 --first-k-dense-replace 1 --moe-layer-freq 1 --n-shared-experts 1 --moe-router-score-function sigmoid"
+    " --moe-router-enable-expert-bias --moe-router-num-groups 4 --moe-router-group-topk 2 --moe-router-load-balancing-type none"
+    " --moe-router-topk-scaling-factor 2.5 --seq-aux --norm-topk-prob --moe-router-dtype fp32 --mla-fa-without-pad"
+)  # fmt: skip
+PREDICT = " --mtp-num-layers 1 --mtp-loss-scaling-factor 0.3"
+EXTENDED = GROUPED + TP2 + EP2 + " --moe-tp-extend-ep"
+COC = " --use-ascend-coc --coc-fused-kernel"
 TUNE = " --stage sft --is-instruction-dataset --prompt-type llama3 --finetune"
 LORA = " --lora-r 8 --lora-alpha 16 --lora-target-modules linear_qkv linear_proj linear_fc1 linear_fc2"
 DPO = (
@@ -136,6 +144,13 @@ CASES = {
         " --moe-router-score-function sigmoid --moe-router-enable-expert-bias --moe-router-num-groups 4 --moe-router-group-topk 2"
         " --moe-router-load-balancing-type none --moe-router-topk-scaling-factor 2.5 --seq-aux --norm-topk-prob",
     ),
+    "multi-token prediction": experts(4, GROUPED + EP2 + PP2 + PREDICT),
+    "multi-token prediction, two depths, TP 2": Case(4, TP2 + PP2 + " --sequence-parallel --mtp-num-layers 2"),
+    "multi-token prediction, logits freed, MLA": experts(4, GROUPED + EP2 + PP2 + DEEPSEEK3 + PREDICT + " --mtp-mem-efficient-logits"),
+    "TP extends EP": experts(4, EXTENDED),
+    "TP extends EP, shared experts, PP 2": experts(8, EXTENDED + PP2 + " --n-shared-experts 1"),
+    "DeepSeek-V3 in small": experts(8, EXTENDED + PP2 + DEEPSEEK3 + PREDICT + " --mtp-mem-efficient-logits --reuse-fp32-param" + COC),
+    "fused linear layers, no TP": experts(4, GROUPED + EP2 + PP2 + COC),
     "attention dropout": Case(2, " --attention-dropout 0.1 --use-distributed-optimizer"),
     "first and last stage with fewer layers": Case(
         4, " --num-layers 10 --pipeline-model-parallel-size 4 --decoder-first-pipeline-num-layers 1"

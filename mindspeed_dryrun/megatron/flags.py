@@ -193,7 +193,7 @@ _TABLE: tuple[Flag, ...] = (
         prompt-type-path= bert-no-binary-head op-cal-tflops input-jitter"""),
     *_group(Handling.REFUSED, "experts", "a way to run experts that is not modelled: run it with the script's own trainer", """
         moe-permute-fusion moe-input-jitter-eps= moe-extended-tp moe-alltoall-overlap-comm moe-allgather-overlap-comm
-        moe-fb-overlap moe-tp-extend-ep@strategy moe-zero-memory=@fewer_activations moe-zero-memory-num-layers=
+        moe-fb-overlap moe-zero-memory=@fewer_activations moe-zero-memory-num-layers=
         moe-adaptive-recompute-activation@fewer_activations moe-adaptive-recompute-activation-scale=
         moe-layer-recompute@fewer_activations moe-model-type= moe-bmm-mc2 moe-dynamic-padding moe-enable-deepep
         moe-no-drop moe-revert-type-after-topk moe-shared-expert-overlap moe-train-capacity-factor=
@@ -215,7 +215,7 @@ _TABLE: tuple[Flag, ...] = (
         ppo-epochs= kl-coef= clip-ratio= entropy-coeff= critic-mini-batch-size= critic-update-epochs=
         num-gpus-for-train= num-gpus-for-infer="""),
     *_group(Handling.REFUSED, "model", "other model kinds: run them with the script's own trainer", """
-        use-legacy-models mtp-num-layers= mtp-loss-scaling-factor= mtp-after-norm mtp-mem-efficient-logits
+        use-legacy-models mtp-after-norm
         is-hybrid-model hybrid-attention-ratio= hybrid-mlp-ratio= hybrid-override-pattern= mamba-chunk-size=
         mamba-d-conv= mamba-d-ssm= mamba-expand= mamba-head-dim= mamba-num-groups= mamba-state-dim=
         full-attention-interval= linear-key-head-dim= linear-num-key-heads= linear-num-value-heads=

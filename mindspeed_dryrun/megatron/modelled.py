@@ -181,6 +181,7 @@ class ExpertFlags:
     shared_expert_gate: bool = False
     moe_token_dispatcher_type: str = only("allgather", "alltoall", "alltoall_seq")
     moe_permutation_async_comm: bool = False
+    moe_tp_extend_ep: bool = by_strategy(False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,6 +225,16 @@ class LatentFlags:
     padded_base_length: int = 128
     mla_fa_without_pad: bool = False
     mla_mm_split: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictionFlags:
+    """multi-token prediction: a layer, an embedding and a second loss on the last stage"""
+
+    about: ClassVar[str] = "model"
+    mtp_num_layers: int | None = None
+    mtp_loss_scaling_factor: float = 0.1
+    mtp_mem_efficient_logits: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -307,7 +318,7 @@ class StateFlags:
 
 GROUPS: tuple[type[Any], ...] = (
     ModelFlags, LayerFlags, RotaryFlags, BatchFlags, LayoutFlags, FusedLinearFlags, ContextFlags, ExpertFlags, RouterFlags,
-    LatentFlags, TuningFlags, PreferenceFlags, LoraFlags, RecomputeFlags,
+    LatentFlags, PredictionFlags, TuningFlags, PreferenceFlags, LoraFlags, RecomputeFlags,
     StateFlags,
 )  # fmt: skip
 
@@ -315,7 +326,7 @@ GROUPS: tuple[type[Any], ...] = (
 @dataclass(frozen=True, kw_only=True)
 class TrainerFlags(
     ModelFlags, LayerFlags, RotaryFlags, BatchFlags, LayoutFlags, FusedLinearFlags, ContextFlags, ExpertFlags, RouterFlags,
-    LatentFlags, TuningFlags, PreferenceFlags, LoraFlags, RecomputeFlags,
+    LatentFlags, PredictionFlags, TuningFlags, PreferenceFlags, LoraFlags, RecomputeFlags,
     StateFlags,
 ):  # fmt: skip
     """Every modelled flag of one job."""

@@ -177,12 +177,28 @@ def _refuse_unmodelled(given: TrainerFlags) -> None:
             "--moe-token-dispatcher-type alltoall with tensor parallelism fails in MSAdapter (distributed.reduce_scatter): "
             "use alltoall_seq."
         )
+    seq = given.moe_token_dispatcher_type == "alltoall_seq" and given.moe_grouped_gemm
+    if given.moe_tp_extend_ep and not seq:
+        raise UsageError("--moe-tp-extend-ep works with --moe-grouped-gemm and --moe-token-dispatcher-type alltoall_seq only.")
+    _refuse_prediction(given)
     _refuse_latent_attention(given)
     _refuse_adapters(given)
     _refuse_preference(given)
-    fused = given.coc_fused_kernel and given.sequence_parallel and given.tensor_model_parallel_size > 1
-    if given.use_ascend_coc and not fused:
-        raise UsageError("--use-ascend-coc is modelled with --coc-fused-kernel, --sequence-parallel and tensor parallelism only.")
+    if given.use_ascend_coc and not given.coc_fused_kernel:
+        raise UsageError("--use-ascend-coc is modelled with --coc-fused-kernel only.")
+
+
+def _refuse_prediction(given: TrainerFlags) -> None:
+    if not given.mtp_num_layers:
+        return
+    for unmodelled, name in (
+        (given.context_parallel_size > 1, "context parallelism"),
+        (given.recompute_norm or given.recompute_activation_function, "recomputed norms or activation functions"),
+        (given.lora_target_modules, "LoRA"),
+        (given.stage == "dpo", "DPO"),
+    ):
+        if unmodelled:
+            raise UsageError(f"--mtp-num-layers with {name} is not modelled: run it with the script's own trainer.")
 
 
 def _refuse_latent_attention(given: TrainerFlags) -> None:

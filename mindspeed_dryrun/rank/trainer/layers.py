@@ -18,7 +18,7 @@ from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_layer import TransformerLayer
 
 from mindspeed_dryrun.megatron.settings import Settings
-from mindspeed_dryrun.rank.trainer import experts, fused_linear, rotary, router
+from mindspeed_dryrun.rank.trainer import experts, fused_linear, multi_token, rotary, router
 
 COMPRESSED_MASK = 2048
 """Side of the causal mask that the fused attention operator expects, whatever the sequence (its sparse mode 2)."""
@@ -232,6 +232,8 @@ def install(settings: Settings) -> None:
     layers.VocabParallelEmbedding.forward = lambda module, ids: embedding.forward(module, ids)
     cross_entropy.VocabParallelCrossEntropy.calculate_predicted_logits = staticmethod(predicted_logits)
     cross_entropy.VocabParallelCrossEntropy.prepare_gradient_calculation_operands = staticmethod(gradient_operands)
+    if settings.mtp_mem_efficient_logits:
+        cross_entropy.VocabParallelCrossEntropy.calculate_logits_max = staticmethod(multi_token.largest_logits)
     if settings.use_ascend_coc:
         layers.ColumnParallelLinear.forward = fused_linear.column_forward
         layers.RowParallelLinear.forward = fused_linear.row_forward

@@ -32,7 +32,8 @@ class MockData:
 
     def __next__(self) -> dict[str, Any]:
         first, last = parallel_state.is_pipeline_first_stage(), parallel_state.is_pipeline_last_stage()
-        wanted = {"tokens": first, "labels": last, "loss_mask": last, "position_ids": first}
+        inputs = first or (last and bool(self.settings.mtp_num_layers))
+        wanted = {"tokens": inputs, "labels": last, "loss_mask": last, "position_ids": inputs}
         data: dict[str, Any] = dict.fromkeys(wanted)
         if not (first or last):
             return data
