@@ -210,7 +210,7 @@ _TABLE: tuple[Flag, ...] = (
         lora-modules-to-save=* qlora qlora-nf4 qlora-save-dequantize lu-lora-final-layer-index= lu-lora-lr=
         lu-lora-lr-ratio="""),
     *_group(Handling.REFUSED, "fine-tuning", "post-training that is not modelled: run it with the script's own trainer", """
-        neat-pack simpo-loss-type= simpo-beta= simpo-label-smoothing= reward-model= reward-tokens=* placeholder-token=
+        simpo-loss-type= simpo-beta= simpo-label-smoothing= reward-model= reward-tokens=* placeholder-token=
         gamma-beta-ratio= orm max-prompt-length= rollout-batch-size= n-samples-per-prompt= ppo-mini-batch-size=
         ppo-epochs= kl-coef= clip-ratio= entropy-coeff= critic-mini-batch-size= critic-update-epochs=
         num-gpus-for-train= num-gpus-for-infer="""),
@@ -232,7 +232,7 @@ _TABLE: tuple[Flag, ...] = (
     *_group(Handling.REFUSED, "layers", "changes what the layers allocate and is not modelled", """
         use-fused-mlp output-layer-slice-num=1 input-layernorm-in-fp32 add-output-layer-bias add-dense-bias
         skip-bias-add embed-layernorm apply-layernorm-1p apply-residual-connection-post-layernorm squared-relu
-        openai-gelu onnx-safe= attn-logit-softcapping= sliding-window= reset-attention-mask attention-mask-on-cpu
+        openai-gelu onnx-safe= attn-logit-softcapping= sliding-window= attention-mask-on-cpu
         use-fusion-attn-v2 use-kv-cache cp-attention-mask-type=causal square-alibi-mask fill-neg-inf
         alibi-fusion-attn-type= alibi-diagonal-opposite use-rope-scaling unaligned-linear compress-dense=
         calculate-per-token-loss no-clone-scatter-output-in-embedding defer-embedding-wgrad-compute

@@ -97,6 +97,7 @@ class LayerFlags:
     cross_entropy_fusion_impl: str = only("native")
     no_check_for_nan_in_loss_and_grad: bool = False
     reset_position_ids: bool = False
+    reset_attention_mask: bool = False
     spec: str | None = None
 
 
@@ -247,6 +248,7 @@ class TuningFlags:
     variable_seq_lengths: bool = False
     no_pad_to_seq_lengths: bool = False
     padded_samples: bool = False
+    neat_pack: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

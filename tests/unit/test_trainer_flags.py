@@ -168,7 +168,7 @@ def test_preference_optimization_is_refused_where_it_is_not_modelled() -> None:
     assert read(*pairs).stage == "dpo"
     for more, complaint in (
         ("--lora-target-modules linear_qkv", "DPO with LoRA"),
-        ("--reset-position-ids", "DPO with --reset-position-ids"),
+        ("--reset-position-ids", "DPO with packed samples"),
     ):
         with pytest.raises(UsageError, match=complaint):
             read(*pairs, *more.split())

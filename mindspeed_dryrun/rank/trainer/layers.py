@@ -79,7 +79,7 @@ class FusedAttention(MegatronModule):  # type: ignore[misc]
         length, batch, heads, _ = query.shape
         # A mask of the samples is taken as it is (mode 0); without one the operator knows that attention is causal (mode 2).
         layout, sparse_mode, ends = self.settings.shape_order, 2 if attention_mask is None else 0, None
-        if self.settings.reset_position_ids:
+        if self.settings.packed:
             # Packed samples; in a dry run each row of the batch is one document.
             layout, sparse_mode, ends = "TND", 4, tuple(length * (row + 1) for row in range(batch))
         query, key, value = (to_layout(x, layout) for x in (query, key, value))

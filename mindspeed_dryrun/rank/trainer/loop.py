@@ -35,9 +35,11 @@ class MockData:
         inputs = first or (last and bool(self.settings.mtp_num_layers))
         wanted = {"tokens": inputs, "labels": last, "loss_mask": last, "position_ids": inputs}
         data: dict[str, Any] = dict.fromkeys(wanted)
-        if not (first or last):
+        packed = self.settings.reset_attention_mask
+        if not (first or last or packed):
             return data
-        if self.reader and self.tables is None:
+        wanted["position_ids"] |= packed  # all stages need to know where documents begin
+        if self.reader and self.tables is None and not packed:
             length = self.settings.seq_length
             positions = torch.arange(length, dtype=torch.int64, device="npu")
             self.tables = positions, torch.ones(length, dtype=torch.float32, device="npu")
