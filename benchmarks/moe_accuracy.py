@@ -3,12 +3,15 @@
     MINDSPEED_CORE_MS_PATH=… python benchmarks/moe_accuracy.py --out DIR [--only shared,mla] [--markdown docs/moe_accuracy.md]
 
 Every rank class of every case is run by both trainers with the same arguments, iterations and microbatches. Records stay in
-DIR and are used again. The Python that runs it needs the packages of MindSpeed-Core-MS's requirements.txt.
+DIR and are used again; the page has a table for each release that was run there. The Python that runs it needs the packages
+of MindSpeed-Core-MS's requirements.txt.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +19,7 @@ from pathlib import Path
 from mindspeed_dryrun.errors import DryRunError
 from mindspeed_dryrun.launch.job import Job, understand
 from mindspeed_dryrun.launch.msrun_call import read_msrun_call
+from mindspeed_dryrun.launch.releases import release_of
 from mindspeed_dryrun.launch.run import Execution, dry_run_job
 from mindspeed_dryrun.megatron.arguments import override_args
 from mindspeed_dryrun.record.model import RankReport, Report
@@ -30,7 +34,7 @@ COMMON = """
 --untie-embeddings-and-output-weights --make-vocab-size-divisible-by 1 --attention-dropout 0.0 --hidden-dropout 0.0 --bf16
 --no-gradient-accumulation-fusion --no-masked-softmax-fusion --attention-softmax-in-fp32 --train-iters 2000 --lr 1e-6
 --tokenizer-type PretrainedFromHF --tokenizer-name-or-path nowhere --data-path nowhere --split 100,0,0 --eval-iters 0
---eval-interval 2000 --save-interval 2000 --log-interval 1 --distributed-backend nccl --ai-framework mindspore
+--eval-interval 2000 --save-interval 2000 --log-interval 1 --distributed-backend nccl --ai-framework mindspore --transformer-impl local
 """
 MOE = """
 --num-experts 16 --moe-router-topk 4 --moe-ffn-hidden-size 704 --moe-router-load-balancing-type aux_loss
@@ -52,11 +56,19 @@ LIMITED = (
     " --moe-router-load-balancing-type group_limited_greedy --moe-router-group-topk 2 --moe-router-num-groups 4"
     " --moe-device-level-aux-loss-coeff 0.05 --moe-comm-aux-loss-coeff 0.02 --moe-router-topk-scaling-factor 16.0"
 )
+DEEPSEEK3 = (
+    LATENT + " --q-lora-rank 384 --first-k-dense-replace 1 --moe-layer-freq 1 --n-shared-experts 1 --moe-router-score-function sigmoid"
+    " --moe-router-enable-expert-bias --moe-router-num-groups 4 --moe-router-group-topk 2 --moe-router-load-balancing-type none"
+    " --moe-router-topk-scaling-factor 2.5 --seq-aux --norm-topk-prob --moe-router-dtype fp32 --mla-fa-without-pad"
+)  # fmt: skip
+PREDICT = " --mtp-num-layers 1 --mtp-loss-scaling-factor 0.3"
+EXTENDED = GROUPED + TP2 + EP2 + " --moe-tp-extend-ep"
+COC = " --use-ascend-coc --coc-fused-kernel"
 TUNE = " --stage sft --is-instruction-dataset --prompt-type llama3 --finetune"
 LORA = " --lora-r 8 --lora-alpha 16 --lora-target-modules linear_qkv linear_proj linear_fc1 linear_fc2"
 DPO = (
     " --stage dpo --is-instruction-dataset --is-pairwise-dataset --prompt-type llama3 --finetune --variable-seq-lengths"
-    " --dpo-loss-type sigmoid"
+    " --no-pad-to-seq-lengths --dpo-loss-type sigmoid"
 )
 
 
@@ -68,16 +80,21 @@ class Case:
     flags: str
     program: str = "pretrain_gpt.py"
     without: str = ""
+    releases: tuple[str, ...] = ("2.2.0", "26.1.0")  # that have these flags, with this meaning
 
 
 def experts(world_size: int, flags: str) -> Case:
     return Case(world_size, MOE + flags)
 
 
-def tuning(world_size: int, flags: str) -> Case:
-    # Packed samples have one length.
-    variable = "" if "--reset-position-ids" in flags else " --variable-seq-lengths"
+def tuning(world_size: int, flags: str, variable: str = " --variable-seq-lengths --no-pad-to-seq-lengths") -> Case:
     return Case(world_size, TUNE + variable + flags, "posttrain_gpt.py")
+
+
+def packed(world_size: int, flags: str, release: str, program: str = "posttrain_gpt.py") -> Case:
+    """Several documents in a sample: the flag for it has changed its name."""
+    flag = " --reset-position-ids" if release == "2.2.0" else " --reset-attention-mask"
+    return Case(world_size, flags + flag, program, releases=(release,))
 
 
 CASES = {
@@ -136,6 +153,13 @@ CASES = {
         " --moe-router-score-function sigmoid --moe-router-enable-expert-bias --moe-router-num-groups 4 --moe-router-group-topk 2"
         " --moe-router-load-balancing-type none --moe-router-topk-scaling-factor 2.5 --seq-aux --norm-topk-prob",
     ),
+    "multi-token prediction": experts(4, GROUPED + EP2 + PP2 + PREDICT),
+    "multi-token prediction, two depths, TP 2": Case(4, TP2 + PP2 + " --sequence-parallel --mtp-num-layers 2"),
+    "multi-token prediction, logits freed, MLA": experts(4, GROUPED + EP2 + PP2 + DEEPSEEK3 + PREDICT + " --mtp-mem-efficient-logits"),
+    "TP extends EP": experts(4, EXTENDED),
+    "TP extends EP, shared experts, PP 2": experts(8, EXTENDED + PP2 + " --n-shared-experts 1"),
+    "DeepSeek-V3 in small": experts(8, EXTENDED + PP2 + DEEPSEEK3 + PREDICT + " --mtp-mem-efficient-logits --reuse-fp32-param" + COC),
+    "fused linear layers, no TP": experts(4, GROUPED + EP2 + PP2 + COC),
     "attention dropout": Case(2, " --attention-dropout 0.1 --use-distributed-optimizer"),
     "first and last stage with fewer layers": Case(
         4, " --num-layers 10 --pipeline-model-parallel-size 4 --decoder-first-pipeline-num-layers 1"
@@ -145,7 +169,19 @@ CASES = {
     "SFT, PP 2": tuning(2, PP2),
     "SFT, PP 4, TP 2": tuning(8, TP2 + " --pipeline-model-parallel-size 4 --sequence-parallel"),
     "SFT, micro batch 2, recomputed": tuning(2, " --micro-batch-size 2 --use-distributed-optimizer" + FULL),
-    "SFT, packed": tuning(2, PP2 + " --reset-position-ids"),
+    "SFT, PP 4, padded": tuning(4, " --pipeline-model-parallel-size 4", ""),
+    "SFT, packed": packed(2, TUNE + PP2, "2.2.0"),
+    "SFT, packed, PP 2": packed(2, TUNE + PP2, "26.1.0"),
+    "SFT, packed, PP 4, TP 2, micro batch 2": packed(
+        8, TUNE + TP2 + " --pipeline-model-parallel-size 4 --sequence-parallel --micro-batch-size 2", "26.1.0"
+    ),
+    "SFT, packed, experts, CP 2": packed(
+        4, TUNE + MOE + GROUPED + EP2 + " --neat-pack --context-parallel-size 2 --context-parallel-algo ulysses_cp_algo", "26.1.0"
+    ),
+    "pretraining, packed, PP 4": packed(4, " --pipeline-model-parallel-size 4", "26.1.0", "pretrain_gpt.py"),
+    "pretraining, packed, MLA, prediction": packed(
+        8, MOE + EXTENDED + PP2 + DEEPSEEK3 + PREDICT + " --mtp-mem-efficient-logits", "26.1.0", "pretrain_gpt.py"
+    ),
     "LoRA, PP 2": tuning(2, PP2 + LORA),
     "LoRA, TP 2, fused": tuning(2, TP2 + " --sequence-parallel --lora-fusion" + LORA),
     "LoRA, TP 2": tuning(2, TP2 + " --sequence-parallel" + LORA),
@@ -162,20 +198,22 @@ CASES = {
 }  # fmt: skip
 
 
-def job_of(case: Case) -> Job:
+def job_of(case: Case, release: str) -> Job:
+    """Samples of any length have a flag of another name from 2.3.0 on."""
+    other = "--no-pad-to-seq-lengths" if release == "2.2.0" else "--variable-seq-lengths"
     argv = ["--worker_num", str(case.world_size), "--local_worker_num", str(min(8, case.world_size)), case.program]
-    flags = case.flags.split()
+    flags = [word for word in case.flags.split() if word != other]
     groups = [] if "--multi-latent-attention" in flags else ["--group-query-attention", "--num-query-groups", "4"]
     args = [word for word in override_args([*COMMON.split(), *groups], flags) if word != case.without]
     return understand(read_msrun_call([*argv, *args], str(Path.cwd())), "a case")
 
 
-def run(name: str, trainer: str, out: Path) -> Report | str:
+def run(name: str, trainer: str, out: Path, release: str) -> Report | str:
     """The report, or the sentence that refuses the job."""
     print(f"{name}: {trainer}", file=sys.stderr, flush=True)
     try:
-        folder = out / trainer / "".join(letter if letter.isalnum() else "_" for letter in name)
-        return dry_run_job(job_of(CASES[name]), folder, RunSpec(trainer=trainer), Execution(jobs=1))
+        folder = out / release / trainer / "".join(letter if letter.isalnum() else "_" for letter in name)
+        return dry_run_job(job_of(CASES[name], release), folder, RunSpec(trainer=trainer), Execution(jobs=1))
     except DryRunError as error:
         return str(error)
 
@@ -193,60 +231,82 @@ def difference(ours: RankReport | None, theirs: RankReport | None) -> str:
     return "equal" if not more else f"{more:+d} ({100 * more / int(theirs.used_peak_mb or 1):+.2f} %)"
 
 
-def rows(name: str, ours: Report | str, theirs: Report | str) -> list[str]:
-    """One line for each rank class."""
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One rank class of one case."""
+
+    case: str
+    ranks: int
+    rank: int
+    embedded: str
+    upstream: str
+    difference: str
+
+    def markdown(self) -> str:
+        return f"| {self.case} | {self.ranks} | {self.rank} | {self.embedded} | {self.upstream} | {self.difference} |"
+
+
+def rows(name: str, ours: Report | str, theirs: Report | str) -> list[Row]:
+    """One row for each rank class."""
     tables = [{} if isinstance(report, str) else {rank.rank: rank for rank in report.ranks} for report in (ours, theirs)]
     reasons = [report if isinstance(report, str) else "" for report in (ours, theirs)]
-    lines = []
+    found = []
     for number in sorted({*tables[0], *tables[1]} or {0}):
         pair = tables[0].get(number), tables[1].get(number)
-        cells = (
-            name,
-            CASES[name].world_size,
-            number,
-            figure(pair[0], reasons[0]),
-            figure(pair[1], reasons[1]),
-            difference(*pair),
-        )
-        lines.append(f"| {' | '.join(map(str, cells))} |")
-    return lines
+        figures = {"embedded": figure(pair[0], reasons[0]), "upstream": figure(pair[1], reasons[1])}
+        found.append(Row(case=name, ranks=CASES[name].world_size, rank=number, difference=difference(*pair), **figures))
+    return found
 
 
 HEADER = """# Mixtures of experts, latent attention and fine-tuning: how exact the embedded trainer is
 
-Made by `benchmarks/moe_accuracy.py{only} --markdown docs/moe_accuracy.md` with MindSpeed-LLM {release}. Used peak in MB of every
-rank class, with an even load of experts: the embedded trainer, MindSpeed-LLM itself (its own trainer in a dry run), and the
-difference. {summary}
+Made by `benchmarks/moe_accuracy.py{only} --markdown docs/moe_accuracy.md`, once with each release of MindSpeed-LLM. Used peak in
+MB of every rank class, with an even load of experts: the embedded trainer, MindSpeed-LLM itself (its own trainer in a dry
+run), and the difference.
+"""
+TABLE = """
+## MindSpeed-LLM {release}
+
+{equal} of {count} rank classes in {cases} cases are equal.
 
 | case | ranks | rank | embedded | MindSpeed-LLM | difference |
 |---|---|---|---|---|---|
 """
 
 
-def page(lines: list[str], only: str, release: str) -> str:
-    """The table as a page, with how much of it is equal."""
-    equal = sum(line.endswith("| equal |") for line in lines)
-    cases = len({line.split(" | ")[0] for line in lines})
-    summary = f"{equal} of {len(lines)} rank classes in {cases} cases are equal."
-    option = f' --only "{only}"' if only else ""
-    return HEADER.format(only=option, release=release, summary=summary) + "\n".join(lines) + "\n"
+def page(tables: dict[str, list[Row]], only: str) -> str:
+    """The tables as a page, each with how much of it is equal."""
+    text = HEADER.format(only=f' --only "{only}"' if only else "")
+    for release, lines in tables.items():
+        equal = sum(row.difference == "equal" for row in lines)
+        text += TABLE.format(release=release, equal=equal, count=len(lines), cases=len({row.case for row in lines}))
+        text += "".join(f"{row.markdown()}\n" for row in lines)
+    return text
+
+
+def kept_tables(out: Path) -> dict[str, list[Row]]:
+    """What was run so far, by release."""
+    files = sorted(out.glob("rows-*.json"))
+    return {file.stem.removeprefix("rows-"): [Row(**row) for row in json.loads(file.read_text("utf-8"))] for file in files}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="parts of case names, with commas between them")
     parser.add_argument("--out", type=Path, required=True, help="folder for the records")
-    parser.add_argument("--markdown", type=Path, help="file to write the table to")
-    parser.add_argument("--release", default="2.2.0", help="of MindSpeed-LLM, for the page's text")
+    parser.add_argument("--markdown", type=Path, help="file to write the tables to")
     options = parser.parse_args()
-    lines: list[str] = []
-    for name in CASES:
-        if any(part in name for part in options.only.split(",")):
-            found = rows(name, *(run(name, trainer, options.out) for trainer in ("embedded", "script")))
-            print("\n".join(found), flush=True)
+    release = release_of(Path(os.environ["MINDSPEED_CORE_MS_PATH"])) or "unknown"
+    lines: list[Row] = []
+    for name, case in CASES.items():
+        if release in case.releases and any(part in name for part in options.only.split(",")):
+            found = rows(name, *(run(name, trainer, options.out, release) for trainer in ("embedded", "script")))
+            print("\n".join(row.markdown() for row in found), flush=True)
             lines += found
-            if options.markdown:  # after each case, so that a run that is stopped leaves a table
-                options.markdown.write_text(page(lines, options.only, options.release), encoding="utf-8")
+            # After each case, so that a run that is stopped leaves a table.
+            (options.out / f"rows-{release}.json").write_text(json.dumps([vars(row) for row in lines], indent=1), "utf-8")
+            if options.markdown:
+                options.markdown.write_text(page(kept_tables(options.out), options.only), "utf-8")
 
 
 if __name__ == "__main__":

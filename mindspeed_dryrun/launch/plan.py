@@ -99,7 +99,7 @@ class Plan:
         first = self.tasks[0]
         data = [
             __version__, self.job.world_size, self.trainer.kind, first.argv[2:], engine, self.spec.explain,
-            self.spec.moe_load, self.patches, self.environment, self.trainer.path,
+            self.spec.moe_load, self.patches, self.environment, self.trainer.path, self.trainer.release,
             code_digest([*(self.trainer.path if self.trainer.kind == "script" else ()), _PACKAGE]),
         ]  # fmt: skip
         return hashlib.sha256(json.dumps(data, sort_keys=True, default=str).encode()).hexdigest()[:16]
@@ -212,6 +212,7 @@ def rank_environment(
         iterations=iterations,
         scratch=f"{folder}/scratch",
         moe_load=spec.moe_load,
+        release=trainer.release,
     )
     return {**env, **activation.to_env()}
 

@@ -7,7 +7,7 @@ import hashlib
 import importlib.util
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mindspeed_dryrun.engines.packages import engine_path
@@ -16,6 +16,7 @@ from mindspeed_dryrun.launch.job import Job
 from mindspeed_dryrun.launch.mock_inputs import dry_args
 from mindspeed_dryrun.launch.stack import PYTHON, missing_packages
 from mindspeed_dryrun.megatron import settings
+from mindspeed_dryrun.rank import installed, upstream_errors
 from mindspeed_dryrun.rank.confinement import kernel_confines
 
 EMBEDDED = "mindspeed_dryrun.rank.trainer"
@@ -39,6 +40,7 @@ class Trainer:
     path: tuple[str, ...]
     problem: str | None = None  # why it cannot run here; a plan can still be shown
     notes: tuple[str, ...] = ()
+    release: str = ""  # of the MindSpeed-LLM whose place the embedded trainer takes, where it is known
 
 
 def choose_trainer(job: Job, wanted: str = "auto") -> Trainer:
@@ -50,7 +52,7 @@ def choose_trainer(job: Job, wanted: str = "auto") -> Trainer:
         return own
     embedded = _embedded(job)
     notes = (f"the script's own trainer cannot run here ({own.problem}): the embedded trainer takes its place",)
-    return Trainer(embedded.kind, embedded.program, embedded.path, embedded.problem, notes + embedded.notes)
+    return replace(embedded, notes=notes + embedded.notes)
 
 
 def code_digest(folders: Sequence[str]) -> str:
@@ -106,7 +108,15 @@ def _embedded(job: Job) -> Trainer:
         problem = None
     except DryRunError as error:
         path, problem = (), str(error)
-    return Trainer("embedded", EMBEDDED, path, embedded_refusal(job) or problem)
+    release = _release(job)
+    notes = upstream_errors.foreseen(job.args, release) if release and job.is_megatron else ()
+    return Trainer("embedded", EMBEDDED, path, embedded_refusal(job) or problem, notes, release)
+
+
+def _release(job: Job) -> str:
+    """The release of the MindSpeed-LLM that the script belongs to; releases allocate differently in a few places."""
+    program = _find_program(job)
+    return (program and installed.mindspeed_llm_release(program.parent)) or ""
 
 
 def embedded_refusal(job: Job) -> str | None:

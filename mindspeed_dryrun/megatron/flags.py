@@ -194,7 +194,7 @@ _TABLE: tuple[Flag, ...] = (
         prompt-type-path= bert-no-binary-head op-cal-tflops input-jitter"""),
     *_group(Handling.REFUSED, "experts", "a way to run experts that is not modelled: run it with the script's own trainer", """
         moe-permute-fusion moe-input-jitter-eps= moe-extended-tp moe-alltoall-overlap-comm moe-allgather-overlap-comm
-        moe-fb-overlap moe-tp-extend-ep@strategy moe-zero-memory=@fewer_activations moe-zero-memory-num-layers=
+        moe-fb-overlap moe-zero-memory=@fewer_activations moe-zero-memory-num-layers=
         moe-adaptive-recompute-activation@fewer_activations moe-adaptive-recompute-activation-scale=
         moe-layer-recompute@fewer_activations moe-model-type= moe-bmm-mc2 moe-dynamic-padding moe-enable-deepep
         moe-no-drop moe-revert-type-after-topk moe-shared-expert-overlap moe-train-capacity-factor=
@@ -211,12 +211,12 @@ _TABLE: tuple[Flag, ...] = (
         lora-modules-to-save=* qlora qlora-nf4 qlora-save-dequantize lu-lora-final-layer-index= lu-lora-lr=
         lu-lora-lr-ratio="""),
     *_group(Handling.REFUSED, "fine-tuning", "post-training that is not modelled: run it with the script's own trainer", """
-        neat-pack simpo-loss-type= simpo-beta= simpo-label-smoothing= reward-model= reward-tokens=* placeholder-token=
+        simpo-loss-type= simpo-beta= simpo-label-smoothing= reward-model= reward-tokens=* placeholder-token=
         gamma-beta-ratio= orm max-prompt-length= rollout-batch-size= n-samples-per-prompt= ppo-mini-batch-size=
         ppo-epochs= kl-coef= clip-ratio= entropy-coeff= critic-mini-batch-size= critic-update-epochs=
         num-gpus-for-train= num-gpus-for-infer="""),
     *_group(Handling.REFUSED, "model", "other model kinds: run them with the script's own trainer", """
-        use-legacy-models mtp-num-layers= mtp-loss-scaling-factor= mtp-after-norm mtp-mem-efficient-logits
+        use-legacy-models mtp-after-norm
         is-hybrid-model hybrid-attention-ratio= hybrid-mlp-ratio= hybrid-override-pattern= mamba-chunk-size=
         mamba-d-conv= mamba-d-ssm= mamba-expand= mamba-head-dim= mamba-num-groups= mamba-state-dim=
         full-attention-interval= linear-key-head-dim= linear-num-key-heads= linear-num-value-heads=
@@ -233,7 +233,7 @@ _TABLE: tuple[Flag, ...] = (
     *_group(Handling.REFUSED, "layers", "changes what the layers allocate and is not modelled", """
         use-fused-mlp output-layer-slice-num=1 input-layernorm-in-fp32 add-output-layer-bias add-dense-bias
         skip-bias-add embed-layernorm apply-layernorm-1p apply-residual-connection-post-layernorm squared-relu
-        openai-gelu onnx-safe= attn-logit-softcapping= sliding-window= reset-attention-mask attention-mask-on-cpu
+        openai-gelu onnx-safe= attn-logit-softcapping= sliding-window= attention-mask-on-cpu
         use-fusion-attn-v2 use-kv-cache cp-attention-mask-type=causal square-alibi-mask fill-neg-inf
         alibi-fusion-attn-type= alibi-diagonal-opposite use-rope-scaling unaligned-linear compress-dense=
         calculate-per-token-loss no-clone-scatter-output-in-embedding defer-embedding-wgrad-compute

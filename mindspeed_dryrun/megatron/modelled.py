@@ -97,6 +97,7 @@ class LayerFlags:
     cross_entropy_fusion_impl: str = only("native")
     no_check_for_nan_in_loss_and_grad: bool = False
     reset_position_ids: bool = False
+    reset_attention_mask: bool = False
     spec: str | None = None
 
 
@@ -181,6 +182,7 @@ class ExpertFlags:
     shared_expert_gate: bool = False
     moe_token_dispatcher_type: str = only("allgather", "alltoall", "alltoall_seq")
     moe_permutation_async_comm: bool = False
+    moe_tp_extend_ep: bool = by_strategy(False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,6 +229,16 @@ class LatentFlags:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PredictionFlags:
+    """multi-token prediction: a layer, an embedding and a second loss on the last stage"""
+
+    about: ClassVar[str] = "model"
+    mtp_num_layers: int | None = None
+    mtp_loss_scaling_factor: float = 0.1
+    mtp_mem_efficient_logits: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class TuningFlags:
     """fine-tuning: samples with a mask of [sequence, sequence] each"""
 
@@ -236,6 +248,7 @@ class TuningFlags:
     variable_seq_lengths: bool = False
     no_pad_to_seq_lengths: bool = False
     padded_samples: bool = False
+    neat_pack: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -307,7 +320,7 @@ class StateFlags:
 
 GROUPS: tuple[type[Any], ...] = (
     ModelFlags, LayerFlags, RotaryFlags, BatchFlags, LayoutFlags, FusedLinearFlags, ContextFlags, ExpertFlags, RouterFlags,
-    LatentFlags, TuningFlags, PreferenceFlags, LoraFlags, RecomputeFlags,
+    LatentFlags, PredictionFlags, TuningFlags, PreferenceFlags, LoraFlags, RecomputeFlags,
     StateFlags,
 )  # fmt: skip
 
@@ -315,7 +328,7 @@ GROUPS: tuple[type[Any], ...] = (
 @dataclass(frozen=True, kw_only=True)
 class TrainerFlags(
     ModelFlags, LayerFlags, RotaryFlags, BatchFlags, LayoutFlags, FusedLinearFlags, ContextFlags, ExpertFlags, RouterFlags,
-    LatentFlags, TuningFlags, PreferenceFlags, LoraFlags, RecomputeFlags,
+    LatentFlags, PredictionFlags, TuningFlags, PreferenceFlags, LoraFlags, RecomputeFlags,
     StateFlags,
 ):  # fmt: skip
     """Every modelled flag of one job."""

@@ -55,6 +55,11 @@ class Settings(TrainerFlags):
         return tuple((self.lora_target_modules or "").split())
 
     @property
+    def packed(self) -> bool:
+        """A sample holds several documents, which do not look at each other; one flag says so up to 2.2.0, the other after it."""
+        return self.reset_position_ids or self.reset_attention_mask
+
+    @property
     def any_length(self) -> bool:
         """Samples are not padded to the sequence length; a dry run takes the longest."""
         return self.variable_seq_lengths or self.no_pad_to_seq_lengths
@@ -170,19 +175,41 @@ def _refuse_unmodelled(given: TrainerFlags) -> None:
             f"--attention-dropout {given.attention_dropout:g} with fused attention fails in MSAdapter's operator, which gets no "
             "drop mask: set --attention-dropout 0."
         )
-    if given.reset_position_ids and given.context_parallel_size > 1:
-        raise UsageError("--reset-position-ids with context parallelism is not modelled: run it with the script's own trainer.")
+    packed = given.reset_position_ids or given.reset_attention_mask
+    if packed and given.context_parallel_size > 1 and given.context_parallel_algo != "ulysses_cp_algo":
+        raise UsageError(
+            "Packed samples (--reset-position-ids, --reset-attention-mask) with context parallelism are modelled with "
+            "--context-parallel-algo ulysses_cp_algo only: run it with the script's own trainer."
+        )
+    if given.neat_pack and not packed:
+        raise UsageError("--neat-pack needs --reset-attention-mask (--reset-position-ids up to 2.2.0).")
     if given.num_experts and given.moe_token_dispatcher_type == "alltoall" and given.tensor_model_parallel_size > 1:
         raise UsageError(
             "--moe-token-dispatcher-type alltoall with tensor parallelism fails in MSAdapter (distributed.reduce_scatter): "
             "use alltoall_seq."
         )
+    seq = given.moe_token_dispatcher_type == "alltoall_seq" and given.moe_grouped_gemm
+    if given.moe_tp_extend_ep and not seq:
+        raise UsageError("--moe-tp-extend-ep works with --moe-grouped-gemm and --moe-token-dispatcher-type alltoall_seq only.")
+    _refuse_prediction(given)
     _refuse_latent_attention(given)
     _refuse_adapters(given)
     _refuse_preference(given)
-    fused = given.coc_fused_kernel and given.sequence_parallel and given.tensor_model_parallel_size > 1
-    if given.use_ascend_coc and not fused:
-        raise UsageError("--use-ascend-coc is modelled with --coc-fused-kernel, --sequence-parallel and tensor parallelism only.")
+    if given.use_ascend_coc and not given.coc_fused_kernel:
+        raise UsageError("--use-ascend-coc is modelled with --coc-fused-kernel only.")
+
+
+def _refuse_prediction(given: TrainerFlags) -> None:
+    if not given.mtp_num_layers:
+        return
+    for unmodelled, name in (
+        (given.context_parallel_size > 1, "context parallelism"),
+        (given.recompute_norm or given.recompute_activation_function, "recomputed norms or activation functions"),
+        (given.lora_target_modules, "LoRA"),
+        (given.stage == "dpo", "DPO"),
+    ):
+        if unmodelled:
+            raise UsageError(f"--mtp-num-layers with {name} is not modelled: run it with the script's own trainer.")
 
 
 def _refuse_latent_attention(given: TrainerFlags) -> None:
@@ -197,7 +224,7 @@ def _refuse_plain_attention(given: TrainerFlags) -> None:
     """Attention without `--use-flash-attn` is Megatron's own, with scores of [heads, sequence, sequence]."""
     if not given.no_masked_softmax_fusion:
         raise UsageError("Attention without --use-flash-attn is modelled with --no-masked-softmax-fusion only.")
-    if given.multi_latent_attention or given.reset_position_ids or given.stage:
+    if given.multi_latent_attention or given.reset_position_ids or given.reset_attention_mask or given.stage:
         raise UsageError(
             "Without --use-flash-attn, multi-latent attention, --reset-position-ids and fine-tuning are not modelled: "
             "add --use-flash-attn."
@@ -214,7 +241,7 @@ def _refuse_preference(given: TrainerFlags) -> None:
         (given.num_experts, "experts"),
         (given.multi_latent_attention, "multi-latent attention"),
         (given.context_parallel_size > 1, "context parallelism"),
-        (given.reset_position_ids, "--reset-position-ids"),
+        (given.reset_position_ids or given.reset_attention_mask, "packed samples"),
     ):
         if unmodelled:
             raise UsageError(f"DPO with {name} is not modelled: run it with the script's own trainer.")

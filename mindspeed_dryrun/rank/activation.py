@@ -37,6 +37,7 @@ class Activation:
     scratch: str = ""
     iterations: int = 0
     moe_load: str = "even"
+    release: str = ""  # of MindSpeed-LLM, which the embedded trainer stands for; empty where none is known
     # of an activated shell
     script: str = ""
     options: tuple[str, ...] = ()

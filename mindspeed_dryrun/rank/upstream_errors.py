@@ -16,10 +16,15 @@ from mindspeed_dryrun.rank.patch_calls import Called
 
 @dataclass(frozen=True, kw_only=True)
 class UpstreamError:
-    """`error` is searched in the text of the exception; `when` are conditions on the trainer's flags (`patch_calls.py`)."""
+    """`error` is searched in the text of the exception; `when` are conditions on the trainer's flags (`patch_calls.py`).
+
+    With `since`, the first release of MindSpeed-LLM that fails so with `flags`, the error is known before a run.
+    """
 
     error: str
     when: tuple[str, ...] = ()
+    since: str = ""
+    flags: str = ""
     because: str
     add: str = ""  # the flag that helps, where one does
     instead: str = ""  # what to do where none does
@@ -28,6 +33,8 @@ class UpstreamError:
 KNOWN = (
     UpstreamError(
         error=r"'Namespace' object has no attribute 'transformer_impl'",
+        since="26.0.0",
+        flags="--context-parallel-size>1 !--transformer-impl",
         # features_manager/context_parallel/context_parallel_feature.py:115 of MindSpeed-LLM 26.1.0
         because="from MindSpeed-LLM 26.0.0 on context parallelism reads --transformer-impl before its default is known",
         add="--transformer-impl local",
@@ -49,6 +56,8 @@ KNOWN = (
     UpstreamError(
         error=r"For 'Split', x_shape\[1\] must be divisible by output_num = 2",
         when=("--stage=dpo --pipeline-model-parallel-size>1 !--no-pad-to-seq-lengths",),
+        since="2.3.0",
+        flags="--stage=dpo --pipeline-model-parallel-size>1 !--no-pad-to-seq-lengths",
         # Megatron's validate_args sets variable_seq_lengths to False; features_manager/finetune/finetune.py restores it
         # with that flag only.
         because="from MindSpeed-LLM 2.3.0 on DPO with several pipeline stages exchanges its doubled batches only with "
@@ -65,13 +74,28 @@ KNOWN = (
 _DISTRIBUTIONS = {"sklearn": "scikit-learn", "yaml": "PyYAML", "PIL": "pillow"}  # where the name to install is another
 
 
+def foreseen(args: Sequence[str], release: str) -> tuple[str, ...]:
+    """What will stop these arguments in a release of MindSpeed-LLM, for a dry run that does not meet it."""
+    arguments = Arguments(tuple(args))
+    return tuple(
+        f"MindSpeed-LLM {release} itself fails with these arguments: {known.because}. {_remedy(known)}"
+        for known in KNOWN
+        if known.since
+        and installed.number(release) >= installed.number(known.since)
+        and Called((known.flags,)).asked_for(arguments)
+    )
+
+
+def _remedy(known: UpstreamError) -> str:
+    return f"Add it to the command: -- {known.add}" if known.add else known.instead
+
+
 def explain(error: BaseException, args: Sequence[str]) -> str | None:
     """A sentence for the person at the keyboard, or None where the error is not one of these."""
     text, arguments = str(error), Arguments(tuple(args))
     for known in KNOWN:
         if re.search(known.error, text) and (not known.when or Called(known.when).asked_for(arguments)):
-            remedy = f"Add it to the command: -- {known.add}" if known.add else known.instead
-            return f"This script fails on an NPU too: {known.because}. {remedy}"
+            return f"This script fails on an NPU too: {known.because}. {_remedy(known)}"
     if isinstance(error, ModuleNotFoundError) and error.name:
         package = error.name.partition(".")[0]
         if not installed.has_package(package):

@@ -71,10 +71,22 @@ def used_peak(
             "--moe-router-dtype fp32",
             2, 2866, id="sigmoid scores in groups",
         ),
+        pytest.param("--tensor-model-parallel-size 2 --moe-tp-extend-ep", 4, 1412, id="TP extends EP"),
     ],
 )  # fmt: skip
 def test_experts_are_counted_as_mindspeed_llm_counts_them(tmp_path: Path, more: str, world_size: int, used_peak_mb: int) -> None:
     assert used_peak(tmp_path, more, world_size) == used_peak_mb
+
+
+@pytest.mark.parametrize(("rank", "used_peak_mb"), [(0, 1448), (2, 2686)])
+def test_multi_token_prediction(tmp_path: Path, rank: int, used_peak_mb: int) -> None:
+    more = "--pipeline-model-parallel-size 2 --mtp-num-layers 1 --mtp-loss-scaling-factor 0.3"
+    assert used_peak(tmp_path, more, 4, rank) == used_peak_mb
+
+
+def test_fused_linear_layers_without_tensor_parallelism(tmp_path: Path) -> None:
+    more = "--pipeline-model-parallel-size 2 --use-ascend-coc --coc-fused-kernel"
+    assert used_peak(tmp_path, more, 4, 2) == 1600
 
 
 def test_experts_one_by_one(tmp_path: Path) -> None:

@@ -222,9 +222,9 @@ def test_small_things() -> None:
 
 
 def test_what_the_embedded_trainer_would_refuse_is_refused_before_a_rank_starts() -> None:
-    extra = "--use-flash-attn --attention-dropout 0 --context-parallel-size 2 --context-parallel-algo ulysses_cp_algo --reset-position-ids"
+    extra = "--use-flash-attn --attention-dropout 0 --context-parallel-size 2 --context-parallel-algo megatron_cp_algo --reset-position-ids"
     problem = make_plan(job(extra=extra), RunSpec(trainer="embedded"), None).problem
-    assert problem and "--reset-position-ids with context parallelism is not modelled" in problem
+    assert problem and "with context parallelism are modelled with --context-parallel-algo ulysses_cp_algo only" in problem
 
 
 def test_a_patch_without_its_target_is_refused_before_a_rank_starts(tmp_path: Path) -> None:

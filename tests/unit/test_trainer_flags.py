@@ -36,7 +36,7 @@ def test_every_dense_pretraining_call_of_the_corpus_can_be_run(call: dict[str, o
     assert report.problem() == ""
 
 
-@pytest.mark.parametrize("args", ["--use-ascend-coc", "--use-ascend-coc --coc-fused-kernel --tensor-model-parallel-size 1"])
+@pytest.mark.parametrize("args", ["--use-ascend-coc", "--use-ascend-coc --tensor-model-parallel-size 1"])
 def test_fused_linear_layers_are_modelled_in_one_form_only(args: str) -> None:
     assert read("--use-ascend-coc", "--coc-fused-kernel").use_ascend_coc
     with pytest.raises(UsageError, match=r"--use-ascend-coc is modelled with --coc-fused-kernel"):
@@ -54,7 +54,7 @@ def test_fused_linear_layers_are_modelled_in_one_form_only(args: str) -> None:
         ("--reward-model nowhere", "--reward-model", "post-training"),
         ("--swap-attention", "--swap-attention", "not modelled"),
         ("--fp8-format hybrid", "--fp8-format", "not modelled"),
-        ("--mtp-num-layers 1", "--mtp-num-layers", "other model kinds"),
+        ("--mtp-after-norm", "--mtp-after-norm", "other model kinds"),
         ("--max-new-tokens 256", "--max-new-tokens", "inference"),
         ("--optimizer sgd", "--optimizer", "not modelled"),
         ("--context-parallel-algo adaptive_cp_algo", "--context-parallel-algo", "not modelled"),
@@ -68,6 +68,18 @@ def test_what_is_not_modelled_is_refused_by_name(args: str, named: str, kind: st
     assert named in report.problem() and kind in report.problem()
     with pytest.raises(UsageError, match=named):
         flags.parse([*QWEN, *args.split()])
+
+
+@pytest.mark.parametrize(
+    ("args", "named"),
+    [
+        ("--num-experts 8 --moe-tp-extend-ep", "--moe-tp-extend-ep works with"),
+        ("--mtp-num-layers 1 --recompute-norm", "--mtp-num-layers with recomputed norms"),
+    ],
+)
+def test_what_is_not_modelled_together_is_refused(args: str, named: str) -> None:
+    with pytest.raises(UsageError, match=named):
+        read(*args.split())
 
 
 def test_a_refused_flag_that_asks_for_nothing_is_no_reason_to_stop() -> None:
@@ -156,7 +168,7 @@ def test_preference_optimization_is_refused_where_it_is_not_modelled() -> None:
     assert read(*pairs).stage == "dpo"
     for more, complaint in (
         ("--lora-target-modules linear_qkv", "DPO with LoRA"),
-        ("--reset-position-ids", "DPO with --reset-position-ids"),
+        ("--reset-position-ids", "DPO with packed samples"),
     ):
         with pytest.raises(UsageError, match=complaint):
             read(*pairs, *more.split())

@@ -79,3 +79,17 @@ def test_the_sentence_is_the_first_error_of_the_log(
     )
     first = read_worker_log(io.BytesIO(log.encode())).first_error
     assert first and first.startswith("This script fails on an NPU too: ")
+
+
+@pytest.mark.parametrize(
+    ("args", "release", "flag"),
+    [
+        ("--stage dpo --pipeline-model-parallel-size 4", "26.1.0", "--no-pad-to-seq-lengths"),
+        ("--context-parallel-size 2", "26.1.0", "--transformer-impl local"),
+    ],
+)
+def test_what_stops_upstream_is_said_where_it_does_not_run(args: str, release: str, flag: str) -> None:
+    (sentence,) = upstream_errors.foreseen(args.split(), release)
+    assert sentence.startswith(f"MindSpeed-LLM {release} itself fails") and sentence.endswith(f"-- {flag}")
+    assert not upstream_errors.foreseen(args.split(), "2.2.0")
+    assert not upstream_errors.foreseen([*args.split(), *flag.split()], release)

@@ -22,7 +22,7 @@ from megatron.core.transformer.spec_utils import ModuleSpec
 from mindspore.ops.function import math_func
 
 from mindspeed_dryrun.megatron.settings import Settings
-from mindspeed_dryrun.rank.trainer import group_limited
+from mindspeed_dryrun.rank.trainer import extended_experts, group_limited
 
 
 class GroupedProduct(torch.autograd.Function):  # type: ignore[misc]
@@ -96,7 +96,11 @@ def expert_layer(settings: Settings) -> ModuleSpec:
     else:
         experts = ModuleSpec(module=SequentialMLP, submodules=linear)
     shared = ModuleSpec(module=SharedExpertMLP, params={"gate": settings.gated_shared_experts}, submodules=linear)
-    layer = BalancedLayer if settings.moe_router_load_balancing_type == "group_limited_greedy" else MoELayer
+    layer = MoELayer
+    if settings.moe_tp_extend_ep:
+        layer = extended_experts.ExtendedLayer
+    elif settings.moe_router_load_balancing_type == "group_limited_greedy":
+        layer = BalancedLayer
     return ModuleSpec(module=layer, submodules=MoESubmodules(experts=experts, shared_experts=shared))
 
 

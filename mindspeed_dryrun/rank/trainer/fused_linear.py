@@ -1,7 +1,7 @@
 """Parallel linear layers whose product and collective are one kernel (`--use-ascend-coc --coc-fused-kernel`).
 
 The kernel gathers and scatters in buffers of its own library, which no engine counts; what MindSpeed-LLM itself allocates
-around it is allocated here. Only with sequence parallelism.
+around it is allocated here.
 """
 
 from __future__ import annotations
@@ -67,15 +67,34 @@ class ScatteredProduct(torch.autograd.Function):  # type: ignore[misc]
         return x_gradient.reshape(x.shape), weight_gradient
 
 
+class SummedProduct(torch.autograd.Function):  # type: ignore[misc]
+    """Either kind of layer without sequence parallelism: what is summed over the ranks is summed in place."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, weight: Any, bias: Any = None) -> Any:
+        ctx.save_for_backward(x, weight)
+        ctx.has_bias = bias is not None
+        output = torch.matmul(x, weight.t())
+        return output if bias is None else output + bias
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> tuple[Any, ...]:
+        x, weight = ctx.saved_tensors
+        x_gradient = gradient.matmul(weight)
+        flat = _flat(gradient)
+        return x_gradient, flat.t().matmul(_flat(x)), flat.sum(dim=0) if ctx.has_bias else None
+
+
 def column_forward(self: Any, x: Any, weight: Any = None, runtime_gather_output: Any = None) -> tuple[Any, Any]:
     """Takes the place of `ColumnParallelLinear.forward`."""
-    output = GatheredProduct.apply(x, self.weight if weight is None else weight, None if self.skip_bias_add else self.bias)
+    function = GatheredProduct if self.sequence_parallel else SummedProduct
+    output = function.apply(x, self.weight if weight is None else weight, None if self.skip_bias_add else self.bias)
     return output, self.bias if self.skip_bias_add else None
 
 
 def row_forward(self: Any, x: Any) -> tuple[Any, Any]:
     """Takes the place of `RowParallelLinear.forward`."""
-    output = ScatteredProduct.apply(x, self.weight)
+    output = ScatteredProduct.apply(x, self.weight) if self.sequence_parallel else SummedProduct.apply(x, self.weight)
     if self.skip_bias_add:
         return output, self.bias
     return (output + self.bias if self.bias is not None else output), None

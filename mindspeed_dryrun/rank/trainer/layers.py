@@ -18,7 +18,7 @@ from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_layer import TransformerLayer
 
 from mindspeed_dryrun.megatron.settings import Settings
-from mindspeed_dryrun.rank.trainer import experts, fused_linear, rotary, router
+from mindspeed_dryrun.rank.trainer import experts, fused_linear, multi_token, rotary, router
 
 COMPRESSED_MASK = 2048
 """Side of the causal mask that the fused attention operator expects, whatever the sequence (its sparse mode 2)."""
@@ -79,7 +79,7 @@ class FusedAttention(MegatronModule):  # type: ignore[misc]
         length, batch, heads, _ = query.shape
         # A mask of the samples is taken as it is (mode 0); without one the operator knows that attention is causal (mode 2).
         layout, sparse_mode, ends = self.settings.shape_order, 2 if attention_mask is None else 0, None
-        if self.settings.reset_position_ids:
+        if self.settings.packed:
             # Packed samples; in a dry run each row of the batch is one document.
             layout, sparse_mode, ends = "TND", 4, tuple(length * (row + 1) for row in range(batch))
         query, key, value = (to_layout(x, layout) for x in (query, key, value))
@@ -232,6 +232,8 @@ def install(settings: Settings) -> None:
     layers.VocabParallelEmbedding.forward = lambda module, ids: embedding.forward(module, ids)
     cross_entropy.VocabParallelCrossEntropy.calculate_predicted_logits = staticmethod(predicted_logits)
     cross_entropy.VocabParallelCrossEntropy.prepare_gradient_calculation_operands = staticmethod(gradient_operands)
+    if settings.mtp_mem_efficient_logits:
+        cross_entropy.VocabParallelCrossEntropy.calculate_logits_max = staticmethod(multi_token.largest_logits)
     if settings.use_ascend_coc:
         layers.ColumnParallelLinear.forward = fused_linear.column_forward
         layers.RowParallelLinear.forward = fused_linear.row_forward

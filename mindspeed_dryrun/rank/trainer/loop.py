@@ -32,11 +32,14 @@ class MockData:
 
     def __next__(self) -> dict[str, Any]:
         first, last = parallel_state.is_pipeline_first_stage(), parallel_state.is_pipeline_last_stage()
-        wanted = {"tokens": first, "labels": last, "loss_mask": last, "position_ids": first}
+        inputs = first or (last and bool(self.settings.mtp_num_layers))
+        wanted = {"tokens": inputs, "labels": last, "loss_mask": last, "position_ids": inputs}
         data: dict[str, Any] = dict.fromkeys(wanted)
-        if not (first or last):
+        packed = self.settings.reset_attention_mask
+        if not (first or last or packed):
             return data
-        if self.reader and self.tables is None:
+        wanted["position_ids"] |= packed  # all stages need to know where documents begin
+        if self.reader and self.tables is None and not packed:
             length = self.settings.seq_length
             positions = torch.arange(length, dtype=torch.int64, device="npu")
             self.tables = positions, torch.ones(length, dtype=torch.float32, device="npu")

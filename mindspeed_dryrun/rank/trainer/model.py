@@ -19,13 +19,22 @@ from megatron.core.transformer.dot_product_attention import DotProductAttention
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.identity_op import IdentityOp
 from megatron.core.transformer.module import Float16Module
-from megatron.core.transformer.spec_utils import ModuleSpec
+from megatron.core.transformer.spec_utils import ModuleSpec, build_module
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
 
 from mindspeed_dryrun.megatron.settings import Settings
-from mindspeed_dryrun.rank.trainer import context_parallel, experts, latent_attention, layers, lora, recompute, rotary
+from mindspeed_dryrun.rank.trainer import (
+    context_parallel,
+    experts,
+    latent_attention,
+    layers,
+    lora,
+    multi_token,
+    recompute,
+    rotary,
+)
 from mindspeed_dryrun.rank.trainer import reuse_fp32 as reuse
 
 
@@ -48,6 +57,8 @@ def transformer_config(settings: Settings) -> TransformerConfig:
     return TransformerConfig(
         **(experts.config_fields(settings) if settings.num_experts else {}),
         num_layers=_divisible(settings),
+        mtp_num_layers=settings.mtp_num_layers,
+        mtp_loss_scaling_factor=settings.mtp_loss_scaling_factor,
         hidden_size=settings.hidden_size,
         ffn_hidden_size=settings.ffn_size,
         num_attention_heads=settings.num_attention_heads,
@@ -110,8 +121,12 @@ class Model(GPTModel):  # type: ignore[misc]
         norm = ModuleSpec(module=layers.Norm, params={"settings": settings})
         block = TransformerBlockSubmodules(
             layer_specs=[layer_spec(settings, norm, number) for number in numbers],
-            layer_norm=None if settings.no_post_layer_norm else norm,
+            # With multi-token prediction the norm stands behind the added layers.
+            layer_norm=None if settings.no_post_layer_norm or settings.mtp_num_layers else norm,
         )
+        prediction = None
+        if settings.mtp_num_layers and kwargs["post_process"]:
+            prediction = multi_token.block_spec(settings, norm, layer_spec(settings, norm, settings.num_layers - 1, real=True))
         learned = settings.position_embedding_type == "learned_absolute" and not settings.rope
         super().__init__(
             config=config,
@@ -122,16 +137,22 @@ class Model(GPTModel):  # type: ignore[misc]
             fp16_lm_cross_entropy=settings.fp16_lm_cross_entropy,
             parallel_output=True,
             share_embeddings_and_output_weights=not settings.untie_embeddings_and_output_weights,
+            mtp_block_spec=prediction,
             **kwargs,
         )
         self.settings = settings
+        if self.mtp_process:
+            multi_token.add_norms(self.mtp, norm)
+            self.final_layernorm = build_module(norm, config=config, hidden_size=config.hidden_size)
         self.rotary = rotary.Rotary(settings, context_parallel.sequence_slicer(settings)) if settings.rope else None
         for layer in self.decoder.layers:
             if isinstance(layer, TransformerLayer):
                 layers.finish_layer(layer, settings)
         recompute.prepare(self.decoder, settings)
 
-    def forward(self, input_ids: Any, position_ids: Any, attention_mask: Any, labels: Any = None, **_: Any) -> Any:
+    def forward(
+        self, input_ids: Any, position_ids: Any, attention_mask: Any, labels: Any = None, loss_mask: Any = None, **_: Any
+    ) -> Any:
         settings = self.settings
         decoder_input = None
         if self.pre_process:
@@ -145,9 +166,13 @@ class Model(GPTModel):  # type: ignore[misc]
         )
         if not self.post_process:
             return hidden_states
+        weight = self.shared_embedding_or_output_weight() if self.share_embeddings_and_output_weights else None
+        if self.mtp_process:
+            batch = (input_ids, position_ids, labels, loss_mask)
+            hidden_states = multi_token.predict(self, batch, hidden_states, attention_mask, rotary_pos_emb, weight)
+            hidden_states = self.final_layernorm(hidden_states)
         if settings.dim_model_base is not None:
             hidden_states = hidden_states / (settings.hidden_size / settings.dim_model_base)
-        weight = self.shared_embedding_or_output_weight() if self.share_embeddings_and_output_weights else None
         logits, _ = self.output_layer(hidden_states, weight=weight)
         if settings.output_multiplier_scale:
             logits = logits * settings.output_multiplier_scale
@@ -169,9 +194,12 @@ class Model(GPTModel):  # type: ignore[misc]
         return decoder_input * torch.tensor(self.settings.hidden_size**0.5, dtype=decoder_input.dtype)
 
 
-def layer_spec(settings: Settings, norm: ModuleSpec, number: int) -> ModuleSpec:
-    """Layer `number` of the model: megatron-core's modules, with the norm, attention and experts of an NPU."""
-    if number in settings.layout.noop:
+def layer_spec(settings: Settings, norm: ModuleSpec, number: int, real: bool = False) -> ModuleSpec:
+    """Layer `number` of the model: megatron-core's modules, with the norm, attention and experts of an NPU.
+
+    With `real` it is never the layer that only fills a place.
+    """
+    if number in settings.layout.noop and not real:
         return ModuleSpec(module=layers.NoopLayer)
     mlp = experts.expert_layer(settings) if settings.has_experts(number) else experts.dense_layer()
     return ModuleSpec(

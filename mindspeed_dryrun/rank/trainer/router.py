@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from megatron.core import parallel_state
-from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
+from megatron.core.tensor_parallel import gather_from_sequence_parallel_region, mappings
 from megatron.core.transformer.moe.moe_utils import (
     MoEAuxLossAutoScaler,
     save_to_aux_losses_tracker,
@@ -49,6 +49,8 @@ def routing_function(settings: Settings) -> Callable[..., tuple[Any, Any]]:
             scores, chosen = _choose_with_loss(router, logits)
         else:
             scores, chosen = _choose(settings, router, logits)
+        if settings.moe_tp_extend_ep:
+            scores, chosen = (mappings._split_along_first_dim(x) for x in (scores, chosen))
         if router.enable_expert_bias and torch.is_grad_enabled():
             with torch.no_grad():
                 router.local_tokens_per_expert += chosen.sum(dim=0)

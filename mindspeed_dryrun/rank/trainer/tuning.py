@@ -35,9 +35,10 @@ class TuningData:
             data["tokens"], rows = (self._zeros() for _ in range(2))
             data["attention_mask"] = self._mask(rows)
             return data
-        names = ["input_ids", "attention_mask", "labels"] + ["position_ids"] * settings.reset_position_ids
+        names = ["input_ids", "attention_mask", "labels"] + ["position_ids"] * settings.packed
+        names += ["actual_seq_len"] * settings.reset_attention_mask
         batch = self._broadcast(names)
-        if not settings.reset_position_ids:
+        if not settings.packed:
             data["attention_mask"] = self._mask(batch["attention_mask"])
         if ends:
             data["tokens"], data["labels"] = batch["input_ids"], batch["labels"]
