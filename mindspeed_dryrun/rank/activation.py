@@ -37,6 +37,7 @@ class Activation:
     scratch: str = ""
     iterations: int = 0
     moe_load: str = "even"
+    sample_length: int = 0  # tokens of an instruction sample; 0: the sequence length
     # of an activated shell
     script: str = ""
     options: tuple[str, ...] = ()

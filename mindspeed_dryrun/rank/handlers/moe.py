@@ -16,6 +16,7 @@ from typing import Any
 from mindspeed_dryrun.megatron.arguments import Arguments
 from mindspeed_dryrun.megatron.moe_load import MoeLoad, parse
 from mindspeed_dryrun.rank import activation as config
+from mindspeed_dryrun.rank.engine import TORCH_NPU
 from mindspeed_dryrun.rank.handlers.tensor_methods import replaced_method
 
 
@@ -208,8 +209,15 @@ def preprocess(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _put(dispatcher: Any, counts: Any, *names: str) -> None:
-    """In place of the first of these attributes that is set, and of the others where they are the same object."""
+    """In place of the first of these attributes that is set, and of the others where they are the same object.
+
+    A tensor on torch, which saves nothing else for the backward pass; an array on MSAdapter, which reads tensors as zeros.
+    """
     found = next((value for name in names if (value := getattr(dispatcher, name, None)) is not None), None)
+    if config.current().engine == TORCH_NPU and hasattr(found, "device"):
+        import torch
+
+        counts = torch.from_numpy(counts)
     for name in names:
         if found is not None and getattr(dispatcher, name, None) is found:
             setattr(dispatcher, name, counts)
