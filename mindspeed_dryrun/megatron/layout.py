@@ -206,6 +206,9 @@ def _stages(arguments: Arguments, pp: int, vpp: int | None, noop: frozenset[int]
 
 def _listed(arguments: Arguments, pp: int, vpp: int | None, layers: int) -> list[list[int]]:
     counts, text = arguments.numbers("--num-layer-list"), arguments.text("--num-layer-list")
+    if arguments.has("--layerwise-disaggregated-training") and vpp == 2 and len(counts) == pp + 1 and sum(counts) == layers:
+        # A U: the first stage has both ends (mindspeed_llm/features_manager/layerwise_disaggregated_training, since 26.1.0).
+        return [[counts[0], counts[-1]], *([count, 0] for count in counts[1:-1])]
     if len(counts) != pp:
         raise UsageError(f"--num-layer-list {text} has {len(counts)} stages and PP is {pp}: they must agree.")
     if sum(counts) != layers:

@@ -194,6 +194,9 @@ def preprocess(original: Callable[..., Any]) -> Callable[..., Any]:
                 setattr(self, name, numpy.array(value, dtype=object))
         by_source = numpy.tile(numpy.array(received, dtype=numpy.int64), (groups * tensor_parts, 1))
         _put(self, by_source, "num_global_tokens_per_local_expert_cpu", "num_global_tokens_per_local_expert")
+        if config.current().engine == TORCH_NPU and getattr(self.config, "moe_permute_fusion", False):
+            # The overlapping dispatcher reads these back from the device where Triton is missing (overlap/token_dispatcher.py:104).
+            _put(self, by_source, "num_global_tokens_per_local_expert")
         if getattr(self, "send_count_matrix", None) is not None:
             self.send_count_matrix = self.send_count_matrix_T = [sum(received)] * (groups * groups)
         chunks = numpy.arange(experts * tensor_parts)
