@@ -74,6 +74,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="how tokens are spread over experts: evenly (default), X times an even load on the busiest expert-parallel rank, "
         "or a JSON file of tokens per expert",
     )
+    parser.add_argument(
+        "--sample-length",
+        type=int,
+        default=0,
+        metavar="N",
+        help="tokens of a fine-tuning sample where the script does not pad them (default: the sequence length)",
+    )
     parser.add_argument("--moe-imbalance", type=float, metavar="X", help="the same as --moe-load hot:X")
     parser.add_argument(
         "--hardware", metavar="NAME|FILE", help="predict the time of an iteration on this hardware, such as ascend910b-64g"
@@ -202,6 +209,12 @@ def _print_report(report: Report, out: Path, args: argparse.Namespace) -> None:
         show_explanation(out)
 
 
+def _sample_length(args: argparse.Namespace) -> int:
+    if args.sample_length < 0:
+        raise UsageError("--sample-length is a number of tokens.")
+    return int(args.sample_length)
+
+
 def _moe_load(args: argparse.Namespace) -> str:
     """The load as a record keeps it: a file's content, not its name."""
     if args.moe_load is not None and args.moe_imbalance is not None:
@@ -224,6 +237,7 @@ def spec_from(args: argparse.Namespace) -> RunSpec:
         explain=args.explain,
         check_classes=args.check_classes,
         moe_load=_moe_load(args),
+        sample_length=_sample_length(args),
         patch_files=tuple(str(Path(file).absolute()) for file in args.patches),
         device=args.device,
         device_from=args.device_from,

@@ -99,7 +99,7 @@ class Plan:
         first = self.tasks[0]
         data = [
             __version__, self.job.world_size, self.trainer.kind, first.argv[2:], engine, self.spec.explain,
-            self.spec.moe_load, self.patches, self.environment, self.trainer.path, self.trainer.release,
+            self.spec.moe_load, self.spec.sample_length, self.patches, self.environment, self.trainer.path, self.trainer.release,
             code_digest([*(self.trainer.path if self.trainer.kind == "script" else ()), _PACKAGE]),
         ]  # fmt: skip
         return hashlib.sha256(json.dumps(data, sort_keys=True, default=str).encode()).hexdigest()[:16]
@@ -128,6 +128,9 @@ def make_plan(job: Job, spec: RunSpec, engine: Engine | None, timeout_s: float =
         for item in classes
     )
     notes = [*(engine.notes if engine else ()), *job.notes, *chosen.notes, *input_notes]
+    if job.arguments.has("--no-pad-to-seq-lengths"):
+        length = f"{spec.sample_length} tokens" if spec.sample_length else "the full sequence length; shorter ones need less"
+        notes.append(f"samples of variable length (--no-pad-to-seq-lengths) are assumed to have {length} (--sample-length)")
     if job.is_megatron and count < job.microbatches:
         notes.append(
             f"{iterations} iterations of {count} microbatches are run (the job has {job.microbatches} in each): "
@@ -213,6 +216,7 @@ def rank_environment(
         scratch=f"{folder}/scratch",
         moe_load=spec.moe_load,
         release=trainer.release,
+        sample_length=spec.sample_length,
     )
     return {**env, **activation.to_env()}
 

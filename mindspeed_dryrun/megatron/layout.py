@@ -117,6 +117,13 @@ def held_microbatches(pp: int, vpp: int | None, stage: int, microbatches: int) -
 
 def read_layout(arguments: Arguments, world_size: int) -> Layout:
     """The layout that the arguments spell out, or a `UsageError` with the numbers and the way out."""
+    if arguments.has("--layerwise-disaggregated-training"):
+        # Its ranks send each other the sizes of their nodes (core/layerwise_disaggregated_training/parallel_state.py:183,
+        # 26.1.0), and loop for ever where they read zeros.
+        raise UsageError(
+            "--layerwise-disaggregated-training is one job in several torchrun calls with nodes of different sizes, "
+            "which a dry run of one script cannot understand."
+        )
     tp = arguments.positive("--tensor-model-parallel-size", 1)
     pp = arguments.positive("--pipeline-model-parallel-size", 1)
     cp = arguments.positive("--context-parallel-size", 1)

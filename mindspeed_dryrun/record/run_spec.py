@@ -34,6 +34,7 @@ class RunSpec:
     explain: bool = False
     check_classes: int = 0
     moe_load: str = "even"  # or hot:X, or tokens per expert as a JSON list
+    sample_length: int = 0  # tokens of an instruction sample; 0: the sequence length
     patch_files: tuple[str, ...] = ()
     device: str | None = None  # a name, or a hardware file
     device_from: str | None = None  # worker logs of a real run

@@ -63,6 +63,7 @@ def test_num_layer_list() -> None:
         (2, "--tensor-model-parallel-size 2 --num-query-groups 3", ["3 query groups", "TP 2"]),
         (4, "--pipeline-model-parallel-size 4 --num-layer-list 7,7,14", ["3 stages", "PP is 4"]),
         (4, "--pipeline-model-parallel-size 4 --num-layer-list 7,7,7,8", ["29 layers", "28"]),
+        (4, "--pipeline-model-parallel-size 4 --layerwise-disaggregated-training", ["several torchrun calls"]),
         (8, "--noop-layers 30", ["layer 30", "0 to 27"]),
         (8, "--num-layers-per-virtual-pipeline-stage 2", ["need a pipeline"]),
         (4, "--pipeline-model-parallel-size 4 --num-layers-per-virtual-pipeline-stage 7 --global-batch-size 6",

@@ -6,6 +6,8 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+from mindspeed_dryrun.rank import activation as config
+
 
 def sample_indices(original: Callable[..., Any]) -> Callable[..., Any]:
     """Indices of Megatron's mock data set in which each sample is one token and padding up to the sequence length.
@@ -25,8 +27,25 @@ def sample_indices(original: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+def sample_length(args: Any) -> int:
+    """Tokens of an instruction sample: the sequence length, the longest there can be, or what `launch --sample-length` says.
+
+    Where samples are packed, or padded to the sequence length, their own length does not matter.
+    """
+    given = config.current().sample_length
+    packed = getattr(args, "neat_pack", False) or args.reset_position_ids or args.reset_attention_mask
+    variable = getattr(args, "no_pad_to_seq_lengths", args.variable_seq_lengths) and not packed  # its name since 2.3.0
+    return min(given, int(args.seq_length)) if given and variable else int(args.seq_length)
+
+
+def padded_length(args: Any) -> int:
+    """Tokens of a batch: upstream's collator pads to a multiple (mindspeed_llm/legacy/data/data_samplers.py:62)."""
+    length, multiple = sample_length(args), int(getattr(args, "pad_to_multiple_of", None) or 1)
+    return min(-(-length // multiple) * multiple, int(args.seq_length))
+
+
 class InstructionSamples:
-    """As many samples as are asked for, each of the full sequence length: the longest a fine-tuning run can meet."""
+    """As many samples as are asked for, each of the length that is assumed for all."""
 
     def __init__(self, args: Any, samples: int) -> None:
         self.args = args
@@ -38,7 +57,7 @@ class InstructionSamples:
     def __getitem__(self, index: int) -> dict[str, Any]:
         import numpy
 
-        ones = numpy.ones(self.args.seq_length, dtype=numpy.int64)
+        ones = numpy.ones(sample_length(self.args), dtype=numpy.int64)
         names = ("input_ids", "attention_mask", "labels")
         if self.args.is_pairwise_dataset:
             return {f"{side}_{name}": ones.copy() for side in ("chosen", "rejected") for name in names}
@@ -72,7 +91,7 @@ def batch_sizes(original: Callable[..., Any]) -> Callable[..., Any]:
 
         original(keys, data)
         args = get_args()
-        usual = [args.micro_batch_size, args.seq_length]
+        usual = [args.micro_batch_size, padded_length(args)]
         sizes = {key: [int(n) for n in data[key].shape] if data else list(usual) for key in keys}
         counts = {key: _product(size) for key, size in sizes.items()}
         return sizes, counts, sum(counts.values())
@@ -124,7 +143,7 @@ def _hidden_shape(config: Any) -> list[int]:
     from megatron.training import get_args
 
     args = get_args()
-    length = args.seq_length // args.context_parallel_size
+    length = padded_length(args) // args.context_parallel_size
     if config.sequence_parallel:
         length //= args.tensor_model_parallel_size
     return [length, getattr(args, "actual_micro_batch_size", None) or args.micro_batch_size, config.hidden_size]

@@ -16,6 +16,7 @@ from typing import Any
 from mindspeed_dryrun.megatron.arguments import Arguments
 from mindspeed_dryrun.megatron.moe_load import MoeLoad, parse
 from mindspeed_dryrun.rank import activation as config
+from mindspeed_dryrun.rank.engine import TORCH_NPU
 from mindspeed_dryrun.rank.handlers.tensor_methods import replaced_method
 
 
@@ -193,6 +194,9 @@ def preprocess(original: Callable[..., Any]) -> Callable[..., Any]:
                 setattr(self, name, numpy.array(value, dtype=object))
         by_source = numpy.tile(numpy.array(received, dtype=numpy.int64), (groups * tensor_parts, 1))
         _put(self, by_source, "num_global_tokens_per_local_expert_cpu", "num_global_tokens_per_local_expert")
+        if config.current().engine == TORCH_NPU and getattr(self.config, "moe_permute_fusion", False):
+            # The overlapping dispatcher reads these back where Triton is missing (overlap/token_dispatcher.py:104).
+            _put(self, by_source, "num_global_tokens_per_local_expert")
         if getattr(self, "send_count_matrix", None) is not None:
             self.send_count_matrix = self.send_count_matrix_T = [sum(received)] * (groups * groups)
         chunks = numpy.arange(experts * tensor_parts)
@@ -208,8 +212,15 @@ def preprocess(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _put(dispatcher: Any, counts: Any, *names: str) -> None:
-    """In place of the first of these attributes that is set, and of the others where they are the same object."""
+    """In place of the first of these attributes that is set, and of the others where they are the same object.
+
+    A tensor on torch, which saves nothing else for the backward pass; an array on MSAdapter, which reads tensors as zeros.
+    """
     found = next((value for name in names if (value := getattr(dispatcher, name, None)) is not None), None)
+    if config.current().engine == TORCH_NPU and hasattr(found, "device"):
+        import torch
+
+        counts = torch.from_numpy(counts)
     for name in names:
         if found is not None and getattr(dispatcher, name, None) is found:
             setattr(dispatcher, name, counts)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mindspeed_dryrun.rank.torch_npu import objects, runtime, workspace
+from mindspeed_dryrun.rank.torch_npu import inner_tensors, objects, runtime, workspace
 from mindspeed_dryrun.rank.torch_npu.slots import ANSWERS, SLOT, fill_slots
 
 CANN_VERSION = runtime.CANN_VERSION
@@ -10,6 +10,7 @@ communicators = runtime.communicators
 memory = runtime.memory
 described = objects.described
 workspaces = workspace.largest
+inner_tensor_size = inner_tensors.aligned
 __all__ = ["CANN_VERSION", "SLOT", "communicators", "described", "install", "memory", "names", "workspaces"]
 
 
