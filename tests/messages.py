@@ -19,7 +19,8 @@ PACKAGE = Path(__file__).resolve().parents[1] / "mindspeed_dryrun"
 MARKS = {"t", "message"}
 ERRORS = {"DryRunError", "UsageError", "DriftError", "Busy"}
 TABLES = ("VERBS", "_HEAD", "_SENTENCES")
-KEPT = re.compile(r"^_?((\w+_)?notes?|not_counted|(\w+_)?problems?|reason|warnings|unknown_workspace)$")
+SHOWN = {"say": (0,), "columns": (0,), "table": (0,), "pipe_table": (0,), "Table": (0,), "PageSection": (0,), "Headline": (0, 2)}
+KEPT = re.compile(r"^_?((\w+_)?notes?|not_counted|(\w+_)?problems?|reason|warnings|head|header|unknown_workspace)$")
 WORD = re.compile("[A-Za-z]{2}")
 HELP = {"help", "description", "epilog"}
 DOCSTRING_IS_HELP = re.compile(r"commands/(?!__init__|activated|help)\w+\.py$")
@@ -159,14 +160,26 @@ def _stored(node: ast.AST) -> Iterator[ast.expr]:
             yield node.value
     elif isinstance(node, ast.Call):
         yield from (word.value for word in node.keywords if KEPT.search(word.arg or ""))
+        name = _called(node) or getattr(node.func, "attr", "")
+        yield from (node.args[place] for place in SHOWN.get(name, ()) if place < len(node.args))
+        yield from (word.value for word in node.keywords if name == "PageSection" and word.arg == "text")
+        if name == "Check":  # a single word is a name
+            shown = [part for index, part in enumerate(node.args) if index != 3]
+            yield from (part for part in shown if _is_sentence(part) or isinstance(part, ast.Name))
         place = node.func.value if isinstance(node.func, ast.Attribute) and node.func.attr == "append" else None
         if isinstance(place, ast.Name) and KEPT.search(place.id):
             yield node.args[0]
     elif isinstance(node, ast.Dict):
         pairs = zip(node.keys, node.values, strict=True)
         yield from (value for key, value in pairs if isinstance(key, ast.Constant) and key.value == "note" and _inside(value))
+    elif isinstance(node, ast.Yield) and isinstance(node.value, ast.Tuple):
+        yield from filter(_is_sentence, node.value.elts)
     elif isinstance(node, ast.FunctionDef) and KEPT.search(node.name):
         yield from (part.value for part in ast.walk(node) if isinstance(part, (ast.Return, ast.Yield)) and part.value)
+
+
+def _is_sentence(node: ast.expr) -> bool:
+    return isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and " " in str(node.value))
 
 
 def _inside(node: ast.expr) -> Iterator[ast.expr]:
@@ -184,7 +197,7 @@ def _inside(node: ast.expr) -> Iterator[ast.expr]:
     elif isinstance(node, ast.BoolOp):
         inner = node.values
     else:
-        if isinstance(node, (ast.Constant, ast.JoinedStr, ast.BinOp)):
+        if isinstance(node, (ast.Constant, ast.JoinedStr, ast.BinOp, ast.Name)):
             yield node
         return
     for one in inner:

@@ -7,7 +7,7 @@ import re
 from typing import Any, NoReturn
 
 from mindspeed_dryrun.errors import UsageError
-from mindspeed_dryrun.language import message, t, width
+from mindspeed_dryrun.language import message, t, wrapped
 
 _ARGPARSE_SENTENCES = (
     "usage: ",
@@ -16,9 +16,6 @@ _ARGPARSE_SENTENCES = (
     "show this help message and exit",
     "show program's version number and exit",
 )  # argparse's own words, which it takes from Python's catalogue
-
-_CHINESE, _CLOSING = r"\u2e80-\uffef", r"\u3001\u3002\uff0c\uff1a\uff1b\uff09"  # no line starts with the latter
-_PIECE = re.compile(rf"\s+|[^\s{_CHINESE}]+[{_CLOSING}]?|[{_CHINESE}][{_CLOSING}]*")
 
 
 class Parser(argparse.ArgumentParser):
@@ -52,17 +49,6 @@ def translate_help(parser: argparse.ArgumentParser) -> None:
             action.help = t(action.help)
         for choice in getattr(action, "_choices_actions", ()):
             choice.help = t(choice.help)
-
-
-def wrapped(text: str, columns: int) -> list[str]:
-    """Lines of at most this many columns; words stay whole, Chinese breaks between any two characters."""
-    lines, line = [], ""
-    for piece in _PIECE.findall(text):
-        if line and width(line + piece.rstrip()) > columns:
-            lines.append(line.rstrip())
-            line = ""
-        line += piece if line else piece.lstrip()
-    return [*lines, line.rstrip()] if line.strip() else lines or [""]
 
 
 def _sentence(program: str, problem: str) -> str:

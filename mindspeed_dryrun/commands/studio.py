@@ -17,6 +17,7 @@ import sys
 from pathlib import Path
 
 from mindspeed_dryrun.errors import UsageError
+from mindspeed_dryrun.language import t
 
 _LOOPBACK = "127.0.0.1"
 
@@ -53,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
         hosts = frozenset(f"{name}:{port}" for name in (_LOOPBACK, "localhost"))
         studio = Studio(subject, (args.out or Path(f"studio-{args.script.stem}")).absolute(), args.trainer, args.jobs)
         address = f"http://{_LOOPBACK}:{port}/?token={token}"
-        print(f"The studio is at {address}\nCtrl-C ends it.", file=sys.stderr, flush=True)
+        print(t(f"The studio is at {address}") + "\n" + t("Ctrl-C ends it."), file=sys.stderr, flush=True)
         if not args.no_browser:
             import webbrowser
 

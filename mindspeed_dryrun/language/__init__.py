@@ -10,6 +10,8 @@ import contextlib
 import contextvars
 import locale
 import os
+import re
+import textwrap
 import unicodedata
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -21,6 +23,8 @@ LANGUAGES = ("en", "zh")
 _of_process = "en"
 _of_request: contextvars.ContextVar[str | None] = contextvars.ContextVar("language", default=None)
 _catalogues: dict[str, Catalogue] = {}
+_CHINESE, _CLOSING = r"\u2e80-\uffef", r"\u3001\u3002\uff0c\uff1a\uff1b\uff09"  # no line starts with the latter
+_PIECE = re.compile(rf"\s+|[^\s{_CHINESE}]+[{_CLOSING}]?|[{_CHINESE}][{_CLOSING}]*")
 
 
 def t(text: str, **values: object) -> str:
@@ -66,6 +70,24 @@ def from_locale() -> str:
 def width(text: str) -> int:
     """Columns that a terminal gives the text: a Chinese character takes two."""
     return sum(2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in text)
+
+
+def padded(text: str, columns: int) -> str:
+    """The text with spaces behind it, at least this wide."""
+    return text + " " * (columns - width(text))
+
+
+def wrapped(text: str, columns: int, indent: str = "") -> list[str]:
+    """Lines of at most this many columns, all but the first indented; Chinese breaks between any two characters."""
+    if text.isascii() or width(text) == len(text):
+        return textwrap.wrap(text, columns, subsequent_indent=indent, break_long_words=True) or [""]
+    lines, line = [], ""
+    for piece in _PIECE.findall(text):
+        if line.strip() and width(line + piece.rstrip()) > columns:
+            lines.append(line.rstrip())
+            line = indent
+        line += piece if line.strip() else piece.lstrip()
+    return [*lines, line.rstrip()]
 
 
 def _catalogue() -> Catalogue | None:

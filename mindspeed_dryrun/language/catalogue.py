@@ -28,7 +28,7 @@ class _Template:
         if self.anchor not in sentence:
             return None
         if self._pattern is None:
-            head = "(.*?)" if self.key.startswith(" ") else "()"  # ` (did you mean X?)` follows something
+            head = r"(\S*)" if self.key.startswith(" ") else "()"  # ` (did you mean X?)` follows something
             self._pattern = re.compile(head + "".join(_patterns(self.key)), re.DOTALL)
         found = self._pattern.fullmatch(sentence)
         return found.groups() if found else None
@@ -67,9 +67,17 @@ class Catalogue:
         place, colon, rest = text.partition(": ")  # FILE: what is wrong with it
         if colon and " " not in place and (said := self.sentence(rest, depth + 1)) != rest:
             return f"{place}：{said}"
+        for comma, between in (("; ", "；"), (", ", "，")):  # a list of what we said
+            parts = text.split(comma)
+            if len(parts) > 1 and all(self.knows(part, depth + 1) for part in parts):
+                return between.join(self.sentence(part, depth + 1) for part in parts)
         if "\n" in text:
             return "\n".join(self.sentence(line, depth + 1) for line in text.split("\n"))
         return text
+
+    def knows(self, text: str, depth: int = 0) -> bool:
+        """Is there a translation of this text?"""
+        return self.sentence(text, depth) != text
 
     def _value(self, text: str, depth: int) -> str:
         """A value may be words of ours, such as a second sentence. One word alone is a name, and is left alone."""
