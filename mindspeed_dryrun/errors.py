@@ -6,6 +6,8 @@ import difflib
 import signal
 from collections.abc import Iterable
 
+from mindspeed_dryrun.language import message
+
 
 class DryRunError(Exception):
     """Something a user can cause or fix. Printed as one sentence, without a traceback."""
@@ -22,7 +24,7 @@ class UsageError(DryRunError):
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """` (did you mean X?)` where a known word is close, else nothing: to be put after what is not known."""
     close = difflib.get_close_matches(word, list(known), n=1)
-    return f" (did you mean {close[0]}?)" if close else ""
+    return message(f" (did you mean {close[0]}?)") if close else ""
 
 
 received: list[int] = []  # signals that asked this process to end
@@ -41,7 +43,7 @@ class Interrupted(KeyboardInterrupt):
     """
 
     def __init__(self, number: int, advice: str = "") -> None:
-        super().__init__(f"Interrupted ({signal.Signals(number).name}).{advice and ' ' + advice}")
+        super().__init__(message(f"Interrupted ({signal.Signals(number).name}).{advice and ' ' + advice}"))
         self.exit_status = 128 + number
 
 

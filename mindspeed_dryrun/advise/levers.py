@@ -15,14 +15,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from mindspeed_dryrun.errors import UsageError
+from mindspeed_dryrun.language import message
 from mindspeed_dryrun.launch.job import Job, changed
 from mindspeed_dryrun.megatron.arguments import Arguments
 from mindspeed_dryrun.megatron.layout import Parallel, held_microbatches
 from mindspeed_dryrun.record.model import RankReport, Report
-from mindspeed_dryrun.report import view
 from mindspeed_dryrun.report.explain import STATIC, Explanation
 
-_SELECTIVE = "selective recomputation"
+_SELECTIVE = message("selective recomputation")
 # How far search's memory model may be off the measured peak before it is not asked what a change would do.
 _MODEL_HOLDS = 0.05
 _FULL = ("--recompute-granularity", "full", "--recompute-method", "uniform", "--recompute-num-layers", "1")
@@ -192,8 +192,8 @@ def _recomputations(job: Job, parts: _Parts) -> Iterator[_Change]:
             "flash attention keeps no scores that could be dropped, and its inputs are kept once more",
         )
     for name, flag, size in (
-        ("recompute the activation function", "--recompute-activation-function", parts.activation_function),
-        ("recompute the norms", "--recompute-norm", parts.norm),
+        (message("recompute the activation function"), "--recompute-activation-function", parts.activation_function),
+        (message("recompute the norms"), "--recompute-norm", parts.norm),
     ):
         if size and not flags.has(flag):
             saved = size * (1 - 1 / held)
@@ -259,9 +259,9 @@ def _layout_flags(job: Job, now: Parallel, new: Parallel) -> tuple[str, ...]:
 
 def _layout_why(what: str) -> str:
     return {
-        "TP": "weights, their gradients and states, and activations are cut along the hidden dimension",
-        "PP": "a stage holds fewer layers, and the first stage more microbatches",
-        "CP": "activations are cut along the sequence",
+        "TP": message("weights, their gradients and states, and activations are cut along the hidden dimension"),
+        "PP": message("a stage holds fewer layers, and the first stage more microbatches"),
+        "CP": message("activations are cut along the sequence"),
     }[what]
 
 
@@ -323,11 +323,13 @@ def _uneven_split(job: Job, parts: _Parts, stage: int, ranks: Sequence[RankRepor
     counts[stage] -= best[0]
     counts[to] += best[0]
     return (
-        f"uneven split: {view.plural(best[0], 'layer')} from stage {stage} to {to}",
+        message(f"uneven split: {best[0]} layer{'s' if best[0] > 1 else ''} from stage {stage} to {to}"),
         ("--num-layer-list", ",".join(map(str, counts))),
         best[1],
-        f"a layer costs {layer_cost(stage) / 2**20:.0f}M on stage {stage} and {layer_cost(to) / 2**20:.0f}M on stage {to}; "
-        "the figure is the larger of the two stages",
+        message(
+            f"a layer costs {layer_cost(stage) / 2**20:.0f}M on stage {stage} and {layer_cost(to) / 2**20:.0f}M on stage {to}; "
+            "the figure is the larger of the two stages"
+        ),
     )
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Mapping, Sequence
 
 from mindspeed_dryrun.advise.levers import Lever
+from mindspeed_dryrun.language import t, wrapped
 from mindspeed_dryrun.record.model import Report
 from mindspeed_dryrun.report import view
 from mindspeed_dryrun.report.text import columns
@@ -25,17 +25,17 @@ def render(
         head += ["measured", "worst rank"]
     body = []
     for lever in levers:
-        cells = [view.shorten(lever.name, 35), view.mb(lever.used_peak_mb), view.mb(lever.saves_mb)]
+        cells = [view.shorten(t(lever.name), 35), view.mb(lever.used_peak_mb), view.mb(lever.saves_mb)]
         if tried is not None:
             cells += _measured(tried.get(lever.name), stage)
         body.append(cells)
-    lines = [f"What to change (used peak of this rank now: {now_mb}M)", *columns(head, body, left=(0,)), ""]
+    lines = [t(f"What to change (used peak of this rank now: {now_mb}M)"), *columns(head, body, left=(0,)), ""]
     for lever in levers:
         # A command stays on one line, however long: it is there to be copied.
-        lines += [*textwrap.wrap(f"{lever.name}: {lever.why}", 80), f"  {view.clean(lever.command)}"]
+        lines += [*wrapped(f"{t(lever.name)}: {t(lever.why)}", 80), f"  {view.clean(lever.command)}"]
         result = (tried or {}).get(lever.name)
         if isinstance(result, str):
-            lines.append(f"  could not be tried: {view.clean(result)}")
+            lines.append("  " + t(f"could not be tried: {view.clean(result)}"))
         elif result is not None and _broken(result):
             lines += [f"  {problem}" for problem in view.errors(view.rows(result), most=1)]
     return "\n".join(lines) + "\n"
@@ -43,7 +43,7 @@ def render(
 
 def _measured(result: Report | str | None, stage: int | None) -> list[str]:
     if not isinstance(result, Report) or _broken(result) or result.used_peak_mb is None:
-        return ["–", "failed"]
+        return ["–", t("failed")]
     same = [rank.used_peak_mb for rank in result.ranks if rank.stage == stage and rank.used_peak_mb is not None]
     return [view.mb(max(same, default=None)), f"{view.mb(result.used_peak_mb)} ({result.worst_rank})"]
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib
+import itertools
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 
 from mindspeed_dryrun import __version__
+from mindspeed_dryrun.commands.help import Formatter, Parser, translate_help
 from mindspeed_dryrun.errors import DryRunError, Interrupted, UsageError, did_you_mean, exit_status_after, received
-from mindspeed_dryrun.language import LANGUAGES, set_language
+from mindspeed_dryrun.language import LANGUAGES, set_language, t
 from mindspeed_dryrun.terminal import plain, protect_streams
 
 # verb → one line of help. Each module has `add_arguments(parser)` and `run(args) -> exit status`, and its docstring
@@ -36,10 +38,13 @@ VERBS = {
     "schema": "print the JSON Schemas of our files",
 }
 
+_LANG_HELP = "language of what is printed (default: the locale's)"
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one verb. 0 all fits · 3 something does not fit · 1 a rank failed · 2 wrong use."""
     words = list(sys.argv[1:] if argv is None else argv)
+    set_language(_asked_for(words))
     return status_of(lambda: _run_verb(words))
 
 
@@ -47,35 +52,45 @@ def _run_verb(words: list[str]) -> int:
     # argparse cannot hold apart what a script gets and what its trainer gets: `launch SCRIPT [ARG…] [-- TRAINER ARGS…]`
     dashes = words.index("--") if "--" in words else len(words)
     words, after_dashes = words[:dashes], words[dashes + 1 :]
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="mindspeed-dryrun",
         description="Dry-run MindSpeed-LLM training scripts: every rank's peak memory, without an NPU.",
         epilog="`mindspeed-dryrun VERB --help` explains a verb. Exit status: 0 all simulated ranks fit, "
         "3 at least one does not fit, 1 a rank failed or timed out, 2 wrong use.",
+        formatter_class=Formatter,
     )
     parser.add_argument("--version", action="version", version=f"mindspeed-dryrun {__version__}")
+    parser.add_argument("--lang", dest="lang_before", choices=LANGUAGES, help=_LANG_HELP)
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
-    wanted = next((word for word in words if not word.startswith("-")), None)
+    named = [word for last, word in itertools.pairwise(["", *words]) if last != "--lang" and not word.startswith("-")]
+    wanted = named[0] if named else None
     if wanted is not None and wanted not in VERBS:
         raise UsageError(f"There is no verb {wanted}{did_you_mean(wanted, VERBS)}. `mindspeed-dryrun --help` lists them.")
     options: list[str] = []
     for verb, summary in VERBS.items():
         if verb == wanted:
             module = importlib.import_module(f"mindspeed_dryrun.commands.{verb}")
-            sub = verbs.add_parser(
-                verb, help=summary, description=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-            )
+            sub = verbs.add_parser(verb, help=summary, description=module.__doc__, formatter_class=Formatter)
             module.add_arguments(sub)
-            sub.add_argument("--lang", choices=LANGUAGES, help="language of the report (default: the locale's)")
+            sub.add_argument("--lang", choices=LANGUAGES, help=_LANG_HELP)
             sub.set_defaults(run=module.run)
+            translate_help(sub)
             options = [name for action in sub._actions for name in action.option_strings]
         else:
             verbs.add_parser(verb, help=summary, add_help=False)
+    translate_help(parser)
     args, unknown = parser.parse_known_args(words, argparse.Namespace(after_dashes=after_dashes))
     if unknown:
         raise UsageError(_unknown(wanted or "", unknown[0].partition("=")[0], options))
-    set_language(args.lang)
     return int(args.run(args))
+
+
+def _asked_for(words: Sequence[str]) -> str | None:
+    """The language that the command line names: known before it is parsed, for help and for what is wrong with it."""
+    own = list(words)[: list(words).index("--")] if "--" in words else list(words)
+    said = [after for word, after in itertools.pairwise(own) if word == "--lang"]
+    said += [word.partition("=")[2] for word in own if word.startswith("--lang=")]
+    return said[-1] if said and said[-1] in LANGUAGES else None
 
 
 def _unknown(verb: str, word: str, options: Sequence[str]) -> str:
@@ -97,10 +112,10 @@ def status_of(run: Callable[[], int]) -> int:
             sys.stdout.flush()  # here, where a full disk is still a sentence
         return status
     except DryRunError as error:
-        print(f"mindspeed-dryrun: {plain(str(error))}", file=sys.stderr)
+        print(f"mindspeed-dryrun: {plain(t(str(error)))}", file=sys.stderr)
         return error.exit_status
     except KeyboardInterrupt as stop:
-        print(f"mindspeed-dryrun: {stop if str(stop) else 'Interrupted.'}", file=sys.stderr)
+        print(f"mindspeed-dryrun: {t(str(stop) or 'Interrupted.')}", file=sys.stderr)
         return exit_status_after(stop)
 
 

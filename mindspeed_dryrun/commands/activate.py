@@ -18,6 +18,7 @@ from pathlib import Path
 
 from mindspeed_dryrun.cache import cache_root
 from mindspeed_dryrun.engines.mindspore.engine import choose_engine
+from mindspeed_dryrun.language import t
 from mindspeed_dryrun.launch import patch_catalogue as catalogue
 from mindspeed_dryrun.launch import shell_activation as activation
 
@@ -39,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     changes = activation.activated(base, engine.environment(base), settings)
     write_commands(activation.activate_commands(changes, base))
     if sys.stdout.isatty():
-        print('mindspeed-dryrun: nothing is activated yet. Run: eval "$(mindspeed-dryrun activate)"', file=sys.stderr)
+        print("mindspeed-dryrun: " + t('nothing is activated yet. Run: eval "$(mindspeed-dryrun activate)"'), file=sys.stderr)
     return 0
 
 

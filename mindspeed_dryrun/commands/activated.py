@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mindspeed_dryrun.commands import launch, status_of
+from mindspeed_dryrun.language import set_language
 from mindspeed_dryrun.launch.job import understand
 from mindspeed_dryrun.launch.read_call import read_call
 from mindspeed_dryrun.rank import activation as config
@@ -15,6 +16,7 @@ from mindspeed_dryrun.rank import activation as config
 
 def main(argv: Sequence[str]) -> int:
     """LAUNCHER ARGS…: runs the ranks of this call in simulation and prints the summary; the status is launch's."""
+    set_language(None)
     return status_of(lambda: _run(argv))
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from mindspeed_dryrun.errors import UsageError
 from mindspeed_dryrun.estimate.calibration import MeasuredRun
+from mindspeed_dryrun.language import t
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -56,14 +57,16 @@ def run(args: argparse.Namespace) -> int:
     ]
     print(table(["row", "strategy", "measured s", "fitted s", "error", "error if left out"], lines, left=2))
     print(
-        f"Computing {done.compute:.2f}, communicating {done.communication:.2f} and exchanging between stages "
-        f"{done.exchange:.2f} times as fast as {args.hardware} says; "
-        f"predictions are good to ±{100 * (done.hardware.error or 0):.0f}%."
+        t(
+            f"Computing {done.compute:.2f}, communicating {done.communication:.2f} and exchanging between stages "
+            f"{done.exchange:.2f} times as fast as {args.hardware} says; "
+            f"predictions are good to ±{100 * (done.hardware.error or 0):.0f}%."
+        )
     )
     if args.out:
         text = f"# {hardware.name}, calibrated by mindspeed-dryrun from: {', '.join(row.name for row in rows)}\n"
         page.write(args.out, text + yaml.safe_dump(to_yaml(done.hardware), sort_keys=False, allow_unicode=True))
-        print(f"written: {args.out}")
+        print(t(f"written: {args.out}"))
     return 0
 
 

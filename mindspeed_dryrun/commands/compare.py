@@ -13,6 +13,7 @@ from pathlib import Path
 
 from mindspeed_dryrun.devices.real_runs import save_run
 from mindspeed_dryrun.errors import UsageError
+from mindspeed_dryrun.language import t
 from mindspeed_dryrun.report import compare as view
 from mindspeed_dryrun.report.compared_runs import read_run, real_run
 
@@ -44,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     print(renderers[args.format](found), end="")
     if args.save:
         file = save_run(real_run(a, b))
-        print(f"The pair is kept in {file}; later verdicts read it.", file=sys.stderr)
+        print(t(f"The pair is kept in {file}; later verdicts read it."), file=sys.stderr)
     return _check([found], args.max_diff)
 
 
@@ -53,5 +54,5 @@ def _check(found: list[view.Comparison], limit: str | None) -> int:
         return 0
     sentences = [sentence for comparison in found for sentence in view.beyond(comparison, limit)]
     for sentence in sentences:
-        print(f"mindspeed-dryrun: {sentence}", file=sys.stderr)
+        print(f"mindspeed-dryrun: {t(sentence)}", file=sys.stderr)
     return 1 if sentences else 0

@@ -13,6 +13,7 @@ import json
 from pathlib import Path
 
 from mindspeed_dryrun.devices.hardware import names
+from mindspeed_dryrun.language import t
 from mindspeed_dryrun.record.criteria import device_of_logs, named_device
 from mindspeed_dryrun.report.text import columns
 
@@ -35,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
     head = ["name", "device", "in all", "usable", "left outside", "source"]
     body = [
         [device.name, device.title, f"{device.total_mb}M", f"{device.usable_mb}M",
-         f"{device.total_mb - device.usable_mb}M", device.source]
+         f"{device.total_mb - device.usable_mb}M", t(device.source)]
         for device in found
     ]  # fmt: skip
     print("\n".join(columns(head, body, left=(0, 1, 5))))

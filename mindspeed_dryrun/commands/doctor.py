@@ -12,8 +12,9 @@ from collections.abc import Iterator
 
 from mindspeed_dryrun.doctor.checks import Check, all_checks
 from mindspeed_dryrun.doctor.trial import engine_trial, torch_trial
+from mindspeed_dryrun.language import padded, t
 
-_MARKS = {"ok": "ok", "note": "note", "absent": "-", "wrong": "WRONG"}
+_MARK_SENTENCES = {"ok": "ok", "note": "note", "absent": "-", "wrong": "WRONG"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps({"ok": not wrong, "checks": [dataclasses.asdict(check) for check in checks]}, indent=2))
     else:
-        print("\nDry runs work here." if not wrong else f"\n{len(wrong)} thing(s) to fix before dry runs work here.")
+        print("\n" + t("Dry runs work here." if not wrong else f"{len(wrong)} thing(s) to fix before dry runs work here."))
     return 1 if wrong else 0
 
 
@@ -48,6 +49,7 @@ def _all() -> Iterator[Check]:
 
 
 def _print(check: Check) -> None:
-    print(f"{_MARKS[check.state]:<6} {check.name:<25} {check.found}  (wanted: {check.wanted})", flush=True)
+    name, found, wanted = t(check.name), t(check.found), t(f"(wanted: {check.wanted})")
+    print(f"{padded(t(_MARK_SENTENCES[check.state]), 6)} {padded(name, 25)} {found}  {wanted}", flush=True)
     if check.fix:
-        print(f"{'':6} {'':25} → {check.fix}", flush=True)
+        print(f"{'':6} {'':25} → {t(check.fix)}", flush=True)

@@ -22,6 +22,7 @@ from mindspeed_dryrun.advise import levers as advice
 from mindspeed_dryrun.advise import view as advice_view
 from mindspeed_dryrun.advise.report_page import job_to_change
 from mindspeed_dryrun.errors import DryRunError, UsageError
+from mindspeed_dryrun.language import t
 from mindspeed_dryrun.launch.job import Job, changed
 from mindspeed_dryrun.launch.run import Execution, dry_run_beside
 from mindspeed_dryrun.record.model import RankReport, Report
@@ -64,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
         else:
             print(explain_view.render_text(found), end="")
             if report and report.job and report.job.parallel.vpp:
-                print("\nWith VPP each chunk of a microbatch is a forward of its own, and counted as one.")
+                print("\n" + t("With VPP each chunk of a microbatch is a forward of its own, and counted as one."))
             _advise(args, report, found)
     if args.format == "table":
         for trace in traces:
@@ -110,7 +111,7 @@ def _advise(args: argparse.Namespace, report: Report | None, found: Explanation)
         _agree(job_file, args.yes)
         tried = {}
         for lever in levers:
-            print(f"trying {lever.name}", file=sys.stderr)
+            print(t(f"trying {t(lever.name)}"), file=sys.stderr)
             tried[lever.name] = _try(args.path, job_file, job, lever)
     stage = next((rank.stage for rank in report.ranks if rank.rank == found.rank), None)
     text = advice_view.render(levers, found.peak_bytes // 2**20, stage, tried)
@@ -127,7 +128,7 @@ def _agree(job_file: JobFile, yes: bool) -> None:
     question = f"--try runs what this record names ({program}), with its environment and patches."
     if not sys.stdin.isatty():
         raise UsageError(f"{question} Add --yes if the record is yours or you trust it.")
-    print(f"{question} Go on? [y/N] ", end="", file=sys.stderr, flush=True)
+    print(t(question) + t(" Go on? [y/N] "), end="", file=sys.stderr, flush=True)
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
         raise UsageError("Nothing was run.")
 

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from mindspeed_dryrun.engines.protocol import Engine
 from mindspeed_dryrun.errors import DryRunError, UsageError
+from mindspeed_dryrun.language import t
 from mindspeed_dryrun.launch.job import Job
 from mindspeed_dryrun.launch.plan import (
     DEFAULT_TIMEOUT_S,
@@ -148,7 +149,7 @@ def _show_plan(job: Job, out: Path, args: argparse.Namespace) -> int:
     if plan.time:
         print(time_words(plan.time))
     if missing:
-        print(f"note: this plan cannot be run here: {missing}")
+        print(t("note: ") + t(f"this plan cannot be run here: {missing}"))
     return 0
 
 
@@ -172,9 +173,9 @@ def _run_and_print(job: Job, stem: Path, args: argparse.Namespace) -> tuple[int,
     _print_report(report, out, args)
     reused = len(before & {task.rank for task in plan.tasks})
     if reused and not args.json:
-        print(f"{reused} of {len(plan.tasks)} ranks were run before, by the same versions; --fresh runs them again.")
+        print(t(f"{reused} of {len(plan.tasks)} ranks were run before, by the same versions; --fresh runs them again."))
     if spread := check_results(plan, report):
-        print(spread)
+        print(t(spread))
     return report.exit_status_of_ranks if args.partial else report.exit_status, out
 
 
@@ -196,7 +197,7 @@ def _print_report(report: Report, out: Path, args: argparse.Namespace) -> None:
         print(json.dumps(report.to_json(), indent=2, ensure_ascii=False))
     else:
         print(views.render(report, "table"))
-        print(f"record: {out}")
+        print(t(f"record: {out}"))
     if args.junit:
         from mindspeed_dryrun.record.store import write_text
         from mindspeed_dryrun.report import junit
@@ -280,26 +281,29 @@ def plan_text(plan: Plan, out: Path) -> str:
     job, p = plan.job, plan.job.parallel
     level = plan.engine.level if plan.engine else 1
     layout = f"TP {p.tp} · PP {p.pp} · DP {p.dp} · CP {p.cp} · EP {p.ep}" + (f" · VPP {p.vpp}" if p.vpp else "")
-    lines = [f"job: {job.script} ({job.kind}), {job.world_size} ranks, {layout}"]
+    lines = [t(f"job: {job.script} ({job.kind}), {job.world_size} ranks, {layout}")]
     if job.is_megatron:
         lines.append(
-            f"     {job.num_layers} layers, {job.seq_length} tokens, micro batch {job.micro_batch}, "
-            f"global batch {job.global_batch}, recompute {job.recompute or 'none'}, "
-            f"distributed optimizer {'yes' if job.distributed_optimizer else 'no'}"
+            "     "
+            + t(
+                f"{job.num_layers} layers, {job.seq_length} tokens, micro batch {job.micro_batch}, "
+                f"global batch {job.global_batch}, recompute {job.recompute or 'none'}, "
+                f"distributed optimizer {'yes' if job.distributed_optimizer else 'no'}"
+            )
         )
     engine = f"{plan.engine.title}, CANN {plan.engine.cann}, level {level}" if plan.engine else "none"
-    lines += [f"engine: {engine}", f"trainer: {plan.trainer.kind}", "", f"{job.launcher} call, rewritten:"]
+    lines += [t(f"engine: {engine}"), t(f"trainer: {plan.trainer.kind}"), "", t(f"{job.launcher} call, rewritten:")]
     lines.append("  " + shlex.join(rewritten_call(job, level, out)))
-    lines += ["", "environment of a rank (what the script's own has not):"]
+    lines += ["", t("environment of a rank (what the script's own has not):")]
     lines += [f"  {name}={_shortened(value)}" for name, value in changed_environment(plan).items()]
-    lines += ["", f"ranks to simulate: {len(plan.tasks)} of {job.world_size}"]
+    lines += ["", t(f"ranks to simulate: {len(plan.tasks)} of {job.world_size}")]
     for task in plan.tasks:
         stage = "-" if task.stage is None else task.stage
-        lines.append(f"  rank {task.rank}  stage {stage}  stands for {ranges(task.represents)}  ({task.why})")
-    lines += ["", "command of the first one:", "  " + shlex.join(plan.tasks[0].argv)]
-    lines += [f"note: {note}" for note in plan.notes]
+        lines.append("  " + t(f"rank {task.rank}  stage {stage}  stands for {ranges(task.represents)}  ({t(task.why)})"))
+    lines += ["", t("command of the first one:"), "  " + shlex.join(plan.tasks[0].argv)]
+    lines += [t("note: ") + t(note) for note in plan.notes]
     if plan.problem:
-        lines.append(f"note: this plan cannot be run here: {plan.problem}")
+        lines.append(t("note: ") + t(f"this plan cannot be run here: {plan.problem}"))
     return "\n".join(lines)
 
 

@@ -18,6 +18,7 @@ from typing import Any
 
 from mindspeed_dryrun.engines.packages import engine_path
 from mindspeed_dryrun.errors import DryRunError, UsageError
+from mindspeed_dryrun.language import t
 from mindspeed_dryrun.launch import drift, releases
 from mindspeed_dryrun.launch import patch_catalogue as catalogue
 from mindspeed_dryrun.rank import installed
@@ -84,7 +85,7 @@ def _check(folder: Path, patches: list[dict[str, Any]], record: bool) -> int:
     findings = drift.check(checkout, patches, recorded)
     for finding in findings:
         print(f"{finding.kind:9} {finding.name}: {finding.text}")
-    print(f"{checkout.label}: {len(looked)} targets read, {len(findings)} to look at. docs/new_release.md says how.")
+    print(t(f"{checkout.label}: {len(looked)} targets read, {len(findings)} to look at. docs/new_release.md says how."))
     return 1 if any(finding.breaks for finding in findings) else 0
 
 
@@ -94,7 +95,7 @@ def _look_where_ranks_look() -> None:
     try:
         folders += engine_path()
     except DryRunError:
-        print("mindspeed-dryrun: the engine packages are not installed (mindspeed-dryrun setup).", file=sys.stderr)
+        print("mindspeed-dryrun: " + t("the engine packages are not installed (mindspeed-dryrun setup)."), file=sys.stderr)
     sys.path[:0] = [folder for folder in folders if folder not in sys.path]
 
 
@@ -110,7 +111,7 @@ def _table(patches: list[dict[str, Any]], heading: Callable[[dict[str, Any]], st
             project = patch["project"]
             lines += ["", f"{project} {heading(patch)}"]
         lines.append(f"  {patch['name']:{width}}  {patch['state']}")
-    return "\n".join([*lines, "", "`mindspeed-dryrun patches NAME` says what a patch does and why."]).lstrip("\n")
+    return "\n".join([*lines, "", t("`mindspeed-dryrun patches NAME` says what a patch does and why.")]).lstrip("\n")
 
 
 def _release_table(release: releases.Release, patches: list[dict[str, Any]]) -> str:

@@ -18,6 +18,7 @@ from pathlib import Path
 from mindspeed_dryrun.commands.launch import execution_from
 from mindspeed_dryrun.commands.sweep import add_run_arguments, run_spec
 from mindspeed_dryrun.errors import exit_status_after
+from mindspeed_dryrun.language import t
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,16 +41,16 @@ def run(args: argparse.Namespace) -> int:
     from mindspeed_dryrun.search.search import SearchProgress
 
     def on_progress(progress: SearchProgress) -> None:
-        left = f", about {duration(progress.seconds_left)} left" if progress.seconds_left else ""
-        say(f"[{progress.dry_runs + 1}] {progress.phase}: {progress.what}{left}")
+        left = ", " + t(f"about {duration(progress.seconds_left)} left") if progress.seconds_left else ""
+        say(f"[{progress.dry_runs + 1}] {t(progress.phase)}: {progress.what}{left}")
 
     folder = args.out or Path(f"search-{args.file.stem}")
     prepared = prepare(args.file, folder, run_spec(args, None), execution_from(args), on_progress)
     if args.plan_only:
         listed = prepared.search.result
-        print(f"{listed.considered} strategies, {listed.struck_out} struck out by the lower bound. The fastest of the rest:")
+        print(t(f"{listed.considered} strategies, {listed.struck_out} struck out by the lower bound. The fastest of the rest:"))
         for candidate in listed.candidates[:20]:
-            print(f"{candidate.seconds:8.2f} s  {candidate.strategy.name}  at least {candidate.bound_mb:.0f}M")
+            print(f"{candidate.seconds:8.2f} s  {candidate.strategy.name}  " + t(f"at least {candidate.bound_mb:.0f}M"))
         return 0
     found = finish(prepared, folder, args.trace)
     result = found.result
@@ -59,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps({"schema_version": results.SCHEMA_VERSION, "error": results.nothing_fits(result)}))
     else:
         print(results.to_text(result, found.shape, found.plan.hardware))
-        print("written: " + ", ".join(str(path) for path in found.written))
+        print(t(f"written: {', '.join(str(path) for path in found.written)}"))
     if result.interrupted:
         return exit_status_after(result.interrupted)
     if result.winners:

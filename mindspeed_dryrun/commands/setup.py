@@ -20,6 +20,7 @@ from mindspeed_dryrun.engines import packages
 from mindspeed_dryrun.engines.choice import NAMES, engine_for
 from mindspeed_dryrun.engines.protocol import Engine
 from mindspeed_dryrun.errors import DryRunError, UsageError
+from mindspeed_dryrun.language import t
 from mindspeed_dryrun.launch import releases, stack
 from mindspeed_dryrun.launch.trainers import CORE_MS
 
@@ -38,13 +39,13 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("A stack needs both --stack RELEASE and --into DIR.")
     if args.stack:
         folder = stack.prepare(releases.named(args.stack), args.into.absolute(), source=args.source, base_url=args.base_url)
-        print(f"Stack {args.stack}: {folder}")
+        print(t(f"Stack {args.stack}: {folder}"))
     engine = _engine()
-    print(f"Engine: {engine.title} on {'the ' if engine.cann == 'stand-in' else ''}{engine.cann} CANN")
+    print(t(f"Engine: {engine.title} on {'the ' if engine.cann == 'stand-in' else ''}{engine.cann} CANN"))
     if engine.name == NAMES["mindspore"]:
-        print(f"Engine packages: {packages.install()}")
+        print(t(f"Engine packages: {packages.install()}"))
     if args.stack:
-        print(f"Use it: export {CORE_MS}={folder}")
+        print(t(f"Use it: export {CORE_MS}={folder}"))
     return 0
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mindspeed_dryrun.errors import Interrupted, UsageError
+from mindspeed_dryrun.language import t
 
 if TYPE_CHECKING:
     import uvicorn
@@ -59,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
         studio = Studio(subject, (args.out or Path(f"studio-{args.script.stem}")).absolute(), args.trainer, args.jobs)
         try:
             address = f"http://{_LOOPBACK}:{port}/?token={token}"
-            print(f"The studio is at {address}\nCtrl-C ends it.", file=sys.stderr, flush=True)
+            print(t(f"The studio is at {address}") + "\n" + t("Ctrl-C ends it."), file=sys.stderr, flush=True)
             if not args.no_browser:
                 import webbrowser
 

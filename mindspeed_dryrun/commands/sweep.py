@@ -19,6 +19,7 @@ from pathlib import Path
 
 from mindspeed_dryrun.commands.launch import add_device_arguments, execution_from
 from mindspeed_dryrun.errors import exit_status_after
+from mindspeed_dryrun.language import t
 from mindspeed_dryrun.launch.job import Job
 from mindspeed_dryrun.record.model import Report
 from mindspeed_dryrun.record.run_spec import RunSpec
@@ -77,8 +78,8 @@ def run(args: argparse.Namespace) -> int:
 
     def on_row(before: int, row: VariantResult) -> None:
         missing = len(plan.variants) - before - 1
-        left = f", about {duration((time.monotonic() - started) / (before + 1) * missing)} left" if missing else ""
-        say(f"[{before + 1}/{len(plan.variants)}] {row.variant.name}: {row.said}{left}")
+        left = ", " + t(f"about {duration((time.monotonic() - started) / (before + 1) * missing)} left") if missing else ""
+        say(f"[{before + 1}/{len(plan.variants)}] {row.variant.name}: {t(row.said)}{left}")
 
     def dry_run(job: Job, stem: Path) -> Report:
         return dry_run_beside(job, stem, spec, execution)[0]
@@ -94,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(to_json(rows), indent=2, ensure_ascii=False))
     else:
         print(to_text(plan, rows))
-        print(f"record: {folder} (sweep.html, sweep.json)")
+        print(t(f"record: {folder} (sweep.html, sweep.json)"))
     if sweep.interrupted:
         say("Interrupted: these are the results so far. The same --out continues.")
         return exit_status_after(sweep.interrupted)

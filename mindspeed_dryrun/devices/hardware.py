@@ -14,6 +14,7 @@ from pydantic import BeforeValidator, Field
 
 from mindspeed_dryrun.devices.device import Device
 from mindspeed_dryrun.errors import UsageError
+from mindspeed_dryrun.language import message
 from mindspeed_dryrun.schema import read_as
 from mindspeed_dryrun.user_file import Count, Figure, Number, UserFile
 from mindspeed_dryrun.yaml_file import read_yaml
@@ -70,9 +71,9 @@ class Hardware:
     def trust(self) -> str:
         """How far predicted times can be trusted, in a few words."""
         if self.error is None:
-            return "not calibrated"
+            return message("not calibrated")
         fitted = "calibrated" if self.calibrated else "fitted to published throughput"
-        return f"{fitted}, ±{100 * self.error:.0f}%"
+        return message(f"{fitted}, ±{100 * self.error:.0f}%")
 
     def in_nodes_of(self, cards: int) -> Hardware:
         """The same cards in smaller nodes: links that end with a node join fewer of them."""

@@ -20,6 +20,7 @@ from mindspeed_dryrun.engines.cann.real import find_real_cann, npus
 from mindspeed_dryrun.engines.mindspore.engine import find_mindspore
 from mindspeed_dryrun.engines.torch_npu.engine import find_torch_npu
 from mindspeed_dryrun.errors import DryRunError
+from mindspeed_dryrun.language import message
 from mindspeed_dryrun.launch.releases import MINDSPORE_VERSIONS, RELEASES, TREES
 from mindspeed_dryrun.launch.stack import missing_packages
 from mindspeed_dryrun.rank import installed
@@ -96,7 +97,7 @@ def upstream(environ: Mapping[str, str]) -> Iterator[Check]:
     fetch = f"mindspeed-dryrun setup --stack {_LAST_RELEASE} --into DIR, then export {CORE_MS_VARIABLE}=DIR"
     wanted = ", ".join(RELEASES)
     if root and not Path(root).is_dir():
-        found = f"{CORE_MS_VARIABLE}={root} is not a directory"
+        found = message(f"{CORE_MS_VARIABLE}={root} is not a directory")
         yield Check("Upstream release", found, wanted, "wrong", fetch)
         return
     where = [Path(root)] if root else []
@@ -110,7 +111,7 @@ def upstream(environ: Mapping[str, str]) -> Iterator[Check]:
         yield Check("Upstream release", release, wanted, "ok" if release in RELEASES else "note")
     for name, tree in trees.items():
         reference = RELEASES[_release_name(llm)].references[name]
-        found = f"{_tree_version(tree) or 'version unknown'}, {tree}" if tree else "not found"
+        found = f"{_tree_version(tree) or message('version unknown')}, {tree}" if tree else message("not found")
         yield Check(name, found, reference, "ok" if tree else "wrong" if llm else "absent", fetch if llm and not tree else None)
     if llm is not None:
         yield _packages_of_upstream(Path(root) if root else None)
@@ -119,7 +120,7 @@ def upstream(environ: Mapping[str, str]) -> Iterator[Check]:
 def _packages_of_upstream(root: Path | None) -> Check:
     missing = missing_packages(root)
     fix = f"pip install {' '.join(missing)}" if missing else None
-    found = f"missing: {', '.join(missing)}" if missing else "all there"
+    found = message(f"missing: {', '.join(missing)}" if missing else "all there")
     return Check("Upstream's packages", found, "all that scripts import", "note" if missing else "ok", fix)
 
 
@@ -146,7 +147,7 @@ def cards() -> Check:
     """A verdict is about the default device wherever it is made; here is what this machine's own card would be."""
     count = npus()
     if not count:
-        return Check("NPUs", "none", "none needed", "ok")
+        return Check("NPUs", message("none"), "none needed", "ok")
     try:
         device = local_device()
         found = f"{count}, {device.title}: {device.total_mb}M in all, {device.usable_mb}M usable ({device.source})"
@@ -160,18 +161,18 @@ def disk() -> Check:
     free = shutil.disk_usage(place).free / 2**30
     enough = free >= DISK_WANTED_GB
     fix = None if enough else "free some room, or export MINDSPEED_DRYRUN_CACHE=DIR on a larger disk"
-    return Check("Disk", f"{free:.0f} GB free at {place}", f"{DISK_WANTED_GB} GB", "ok" if enough else "wrong", fix)
+    return Check(message("Disk"), f"{free:.0f} GB free at {place}", f"{DISK_WANTED_GB} GB", "ok" if enough else "wrong", fix)
 
 
 def memory() -> Check:
     free = psutil.virtual_memory().available / 2**30
     enough = free >= MEMORY_WANTED_GB
     fix = None if enough else "a rank takes 0.6 GB: close other programs"
-    return Check("Memory", f"{free:.1f} GB free", f"{MEMORY_WANTED_GB} GB", "ok" if enough else "wrong", fix)
+    return Check(message("Memory"), f"{free:.1f} GB free", f"{MEMORY_WANTED_GB} GB", "ok" if enough else "wrong", fix)
 
 
 def cores() -> Check:
-    return Check("Cores", str(len(os.sched_getaffinity(0))), "1", "ok")
+    return Check(message("Cores"), str(len(os.sched_getaffinity(0))), "1", "ok")
 
 
 def _private(label: str, distribution: str, wanted: str) -> Check:

@@ -35,6 +35,7 @@ from mindspeed_dryrun.estimate.stage_parts import (
     telling_stages,
 )
 from mindspeed_dryrun.estimate.strategy import Recompute, Strategy, read_strategy
+from mindspeed_dryrun.language import message
 from mindspeed_dryrun.megatron.model_shape import ModelShape, read_shape
 
 # Traffic of the optimizer step per parameter: gradient twice (norm, step), master weight and both moments read and
@@ -133,7 +134,7 @@ def trust(shape: ModelShape, hardware: Hardware) -> str:
     """How far a predicted time can be trusted, in a few words."""
     if hardware.error is None or _is_fitted(shape, hardware):
         return hardware.trust
-    return "not fitted to mixtures or latent attention: both ends of every figure"
+    return message("not fitted to mixtures or latent attention: both ends of every figure")
 
 
 def logged_flops(shape: ModelShape, strategy: Strategy, release: Release, operators: Operators = USUAL) -> float:

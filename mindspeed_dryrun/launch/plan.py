@@ -16,6 +16,7 @@ from mindspeed_dryrun import __version__
 from mindspeed_dryrun.engines.choice import NAMES
 from mindspeed_dryrun.engines.protocol import Engine
 from mindspeed_dryrun.errors import DryRunError, UsageError
+from mindspeed_dryrun.language import message
 from mindspeed_dryrun.launch import patch_catalogue as catalogue
 from mindspeed_dryrun.launch.captured_call import TORCHRUN
 from mindspeed_dryrun.launch.job import Job
@@ -184,7 +185,8 @@ def _with_checks(
         dataclasses.replace(item, represents=tuple(rank for rank in item.represents if rank not in picked)) for item in classes
     ]
     extra = [
-        RankClass(rank, (rank,), item.stage, f"check of rank {item.rank}'s class: {item.why}") for rank, item in picked.items()
+        RankClass(rank, (rank,), item.stage, message(f"check of rank {item.rank}'s class: {item.why}"))
+        for rank, item in picked.items()
     ]
     return tuple(kept + extra), tuple((rank, item.rank) for rank, item in picked.items())
 
@@ -258,8 +260,10 @@ def check_results(plan: Plan, report: Report) -> str | None:
     if not plan.checks:
         return None
     if failed:
-        return f"{len(failed)} of {len(plan.checks)} other ranks could not be compared with their class: one of the two failed."
-    return (
+        return message(
+            f"{len(failed)} of {len(plan.checks)} other ranks could not be compared with their class: one of the two failed."
+        )
+    return message(
         f"{len(plan.checks)} other ranks were simulated: used peaks are equal inside every class, "
         f"with fragments they differ by up to {spread}M."
     )

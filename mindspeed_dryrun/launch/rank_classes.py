@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from mindspeed_dryrun.language import message
 from mindspeed_dryrun.launch.job import Job
 from mindspeed_dryrun.megatron.layout import RING, RING_ALGORITHMS
 
@@ -56,19 +57,19 @@ def _why(job: Job, stage: int, ring: int) -> str:
     chunks = job.stage_layers[stage]
     last = job.parallel.pp - 1
     count = sum(len(chunk) for chunk in chunks)
-    words = [f"{count} layer{'' if count == 1 else 's'}"]
+    words = [message(f"{count} layer{'' if count == 1 else 's'}")]
     if len(chunks) > 1:
-        words[0] += f" in {len(chunks)} chunks"
+        words[0] += message(f" in {len(chunks)} chunks")
     total = sum(len(chunk) for chunk in job.layout.stages[stage])
     if count < total:
-        words.append(f"{total - count} no-op")
+        words.append(message(f"{total - count} no-op"))
     if stage == 0:
-        words.insert(0, "first stage, embedding" if last else "embedding and head")
+        words.insert(0, message("first stage, embedding" if last else "embedding and head"))
     elif stage == last:
-        words.insert(0, "last stage, head")
+        words.insert(0, message("last stage, head"))
     else:
-        words.insert(0, "middle stage")
-    ring_words = ("first in the ring", "inside the ring", "last in the ring")
+        words.insert(0, message("middle stage"))
+    ring_words = (message("first in the ring"), message("inside the ring"), message("last in the ring"))
     algorithm = job.arguments.text("--context-parallel-algo") or RING
     if job.parallel.cp > 1 and algorithm in RING_ALGORITHMS:
         words.append(ring_words[ring])

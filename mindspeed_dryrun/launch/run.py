@@ -15,6 +15,7 @@ from mindspeed_dryrun import __version__
 from mindspeed_dryrun.engines.choice import engine_for
 from mindspeed_dryrun.engines.protocol import Engine
 from mindspeed_dryrun.errors import DryRunError, UsageError
+from mindspeed_dryrun.language import message
 from mindspeed_dryrun.launch.captured_call import MSRUN, CapturedCall
 from mindspeed_dryrun.launch.job import Job, understand
 from mindspeed_dryrun.launch.plan import DEFAULT_TIMEOUT_S, Plan, check_results, make_plan
@@ -237,15 +238,15 @@ def job_file(plan: Plan) -> JobFile:
 def not_counted(plan: Plan) -> list[str]:
     """What this engine at this level cannot see."""
     result = list(plan.engine.not_counted if plan.engine else ())
-    result.append("HCCL buffers, which lie outside the pool: see the communicators")
+    result.append(message("HCCL buffers, which lie outside the pool: see the communicators"))
     if plan.job.arguments.has("--use-ascend-coc"):
-        result.append("buffers of the fused communication kernels (NNAL)")
+        result.append(message("buffers of the fused communication kernels (NNAL)"))
     if plan.job.arguments.has("--num-experts"):
         load = moe_load.parse(plan.spec.moe_load)
         words = "every expert gets the same number of tokens" if load.is_even else f"beyond {load.words}"
-        result.append(f"MoE imbalance ({words})")
+        result.append(message(f"MoE imbalance ({words})"))
     if plan.job.arguments.has("--eval-iters"):
-        result.append("evaluation between training iterations")
+        result.append(message("evaluation between training iterations"))
     return result
 
 

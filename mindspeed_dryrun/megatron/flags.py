@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mindspeed_dryrun.errors import UsageError, did_you_mean
+from mindspeed_dryrun.language import message
 from mindspeed_dryrun.megatron.arguments import pairs
 from mindspeed_dryrun.megatron.modelled import GROUPS, TrainerFlags
 
@@ -307,7 +308,7 @@ class FlagReport:
         parts = [f"{', '.join(names)}: {why}" for why, names in reasons.items()]
         if not parts:
             return ""
-        return "The embedded trainer cannot run this job. " + "; ".join(parts) + "."
+        return message(f"The embedded trainer cannot run this job. {'; '.join(parts)}.")
 
 
 def check(args: Iterable[str]) -> FlagReport:

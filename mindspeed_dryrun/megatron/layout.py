@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mindspeed_dryrun.errors import UsageError
+from mindspeed_dryrun.language import message
 from mindspeed_dryrun.megatron.arguments import Arguments
 
 RING, ULYSSES = "megatron_cp_algo", "ulysses_cp_algo"
@@ -266,14 +267,13 @@ def _uneven(arguments: Arguments, layers: int, pp: int, each: int) -> str:
     chunks = f" with chunks of {each} layers (multiples of {multiple})" if interleaved else ""
     old = [int(item) for item in (arguments.text("--noop-layers") or "").split(",") if item.strip().isdigit()]
     indices = ",".join(map(str, [*old, *range(layers, target)]))
-    sentence = (
+    split = ",".join(map(str, spread(layers, pp)))
+    unevenly = "" if interleaved else message(f", or split them unevenly (-- --num-layer-list {split})")
+    return message(
         f"{layers} layers cannot be divided over PP {pp}{chunks}: add {lacking} no-op layer{'s' if lacking > 1 else ''} "
         f"to reach {target} (-- --num-layers {target} --noop-layers {indices}; any {len(old) + lacking} indices will do)"
+        f"{unevenly}."
     )
-    if not interleaved:
-        split = ",".join(map(str, spread(layers, pp)))
-        sentence += f", or split them unevenly (-- --num-layer-list {split})"
-    return sentence + "."
 
 
 def spread(layers: int, stages: int) -> Sequence[int]:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mindspeed_dryrun.errors import UsageError
+from mindspeed_dryrun.language import message
 from mindspeed_dryrun.megatron.arguments import Arguments
 
 ALWAYS = "--micro-batch-size"  # every Megatron job has it; a plain MindSpore program has not
@@ -61,7 +62,7 @@ def _holds(word: str, arguments: Arguments) -> bool:
 def sentence(patch: Mapping[str, Any], called: Called) -> str:
     """What to say of a patch that was not called."""
     when = "every run" if called.conditions == (ALWAYS,) else f"a run with {' or '.join(called.conditions)}"
-    return (
+    return message(
         f"Patch {patch['name']} was never called, although {when} must call it: upstream no longer goes through "
         f"{patch['target']}, so what was counted is not known. Write a patch for this release and pass it with --patches."
     )

@@ -22,6 +22,7 @@ from types import ModuleType
 from typing import Any
 
 from mindspeed_dryrun.errors import DryRunError
+from mindspeed_dryrun.language import message
 from mindspeed_dryrun.megatron.arguments import Arguments
 from mindspeed_dryrun.rank import installed
 from mindspeed_dryrun.rank.patch_calls import Called, sentence
@@ -128,7 +129,7 @@ def check_calls(args: Sequence[str]) -> None:
     for patch in waiting:
         called = Called.read(patch.get("called", "never"))
         if called.asked_for(arguments) and (patch.get("purpose") or patch["name"]) not in reached:
-            raise DriftError(sentence(patch, called))
+            raise DriftError(message(sentence(patch, called)))
 
 
 def _resolved(patch: Patch) -> Patch:

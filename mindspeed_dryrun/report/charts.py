@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from mindspeed_dryrun.language import t
 from mindspeed_dryrun.record.memory_block import Iteration
 from mindspeed_dryrun.report.explain import Explanation
 from mindspeed_dryrun.report.view import RankRow
@@ -66,8 +67,8 @@ def bars(rows: Sequence[RankRow], explained: Mapping[int, Explanation], budget_m
     result = []
     for row in shown:
         pieces = side_by_side(_amounts(row, explained.get(row.rank)), scale)
-        words = ", ".join(f"{piece.name} {piece.mb}M" for piece in pieces)
-        label = f"Rank {row.rank}: {words}" + (f"; budget {budget_mb}M" if budget_mb else "")
+        words = ", ".join(f"{t(piece.name)} {piece.mb}M" for piece in pieces)
+        label = f"Rank {row.rank}: {words}" + (t("; budget {size}M", size=budget_mb) if budget_mb else "")
         budget_x = round(WIDTH * budget_mb / scale, 2) if budget_mb else None
         result.append(RankBar(row, pieces, budget_x, label))
     return result
@@ -119,8 +120,10 @@ def curve(iteration: Iteration, peak_time: int, peak_bytes: int) -> CurveChart |
         peak_mb=peak_bytes // 2**20,
         bands=_bands(iteration, first, last),
         grid=tuple((round(y(mb * 2**20) / HEIGHT * 100, 2), mb) for mb in _grid(int(top) // 2**20)),
-        label=f"Used memory over iteration {iteration.number}, from {points[0][2] // 2**20}M to the peak of "
-        f"{peak_bytes // 2**20}M, {view_percent(peak_time, first, last)} of the way through.",
+        label=t(
+            f"Used memory over iteration {iteration.number}, from {points[0][2] // 2**20}M to the peak of "
+            f"{peak_bytes // 2**20}M, {view_percent(peak_time, first, last)} of the way through."
+        ),
     )
 
 

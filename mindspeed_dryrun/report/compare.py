@@ -12,6 +12,7 @@ from typing import Any
 
 from mindspeed_dryrun.devices.device import Device
 from mindspeed_dryrun.errors import UsageError
+from mindspeed_dryrun.language import message, t, width
 from mindspeed_dryrun.record.criteria import Criteria
 from mindspeed_dryrun.record.model import EngineSummary, RankReport, Report, Status
 from mindspeed_dryrun.record.summary import summarise
@@ -86,8 +87,8 @@ def compare(a: Run, b: Run) -> Comparison:
     return Comparison(
         labels=(a.label, b.label),
         ranks=tuple(_fold(sorted(pairs, key=lambda pair: pair.ranks))),
-        stages=tuple(_largest(f"stage {stage}", group, stage) for stage, group in sorted(by_stage.items())),
-        worst=_largest("worst rank", pairs, None),
+        stages=tuple(_largest(message(f"stage {stage}"), group, stage) for stage, group in sorted(by_stage.items())),
+        worst=_largest(message("worst rank"), pairs, None),
         worst_ranks=(a.report.worst_rank, b.report.worst_rank),
         differences=tuple(_differences(a, b)),
     )
@@ -103,12 +104,12 @@ def beyond(found: Comparison, limit: str) -> list[str]:
     for pair in found.ranks:
         ranks = f"rank {view.ranges(pair.ranks)}"
         if pair.used_diff_mb is None:
-            sentences.append(f"{ranks}: there is no figure on {_missing(pair, found.labels)} to compare.")
+            sentences.append(message(f"{ranks}: there is no figure on {_missing(pair, found.labels)} to compare."))
             continue
         size = abs(pair.used_diff_mb) if unit == "M" else 100 * abs(pair.used_diff_mb) / max(pair.a_used_mb or 0, 1)
         if size > number:
             sentences.append(
-                f"{ranks}: used peaks differ by {_difference(pair.used_diff_mb, pair.a_used_mb)}, more than {limit}."
+                message(f"{ranks}: used peaks differ by {_difference(pair.used_diff_mb, pair.a_used_mb)}, more than {limit}.")
             )
     return sentences
 
@@ -119,12 +120,12 @@ def render_table(found: Comparison) -> str:
     lines = _figure_lines(found, a, b)
     first, second = found.worst_ranks
     if first != second and None not in found.worst_ranks:
-        lines += ["", f"The worst rank is {first} in {a} and {second} in {b}."]
-    words = "used: without fragments; frag.: with fragments." if "frag." in lines[0] else "Peaks without fragments."
-    lines += ["", f"{words} Differences are {b} - {a}."]
+        lines += ["", t(f"The worst rank is {first} in {a} and {second} in {b}.")]
+    words = "used: without fragments; frag.: with fragments." if len(lines[0].split()) > 6 else "Peaks without fragments."
+    lines += ["", f"{t(words)} " + t(f"Differences are {b} - {a}.")]
     if found.differences:
-        lines += ["", "What differs between the runs"]
-        rows = [[item.kind, item.name, item.a or "–", item.b or "–"] for item in found.differences]
+        lines += ["", t("What differs between the runs")]
+        rows = [[t(item.kind), t(item.name), item.a or "–", item.b or "–"] for item in found.differences]
         rows = [
             [view.shorten(view.clean(cell), width) for cell, width in zip(row, (11, 32, 15, 15), strict=True)] for row in rows
         ]
@@ -136,9 +137,9 @@ def _figure_lines(found: Comparison, a: str, b: str) -> list[str]:
     """Large figures need room: fewer digits first, then no column for fragments."""
     head = ["", f"used {a}", f"used {b}", "difference", f"frag. {a}", f"frag. {b}", "difference"]
     pairs = (found.worst, *found.stages, *found.ranks)
-    for digits, width in ((2, 7), (1, 7), (0, 7), (1, 4)):
-        lines = columns(head[:width], [_cells(pair, digits)[:width] for pair in pairs], left=(0,))
-        if max(map(len, lines)) <= 80:
+    for digits, shown in ((2, 7), (1, 7), (0, 7), (1, 4)):
+        lines = columns(head[:shown], [_cells(pair, digits)[:shown] for pair in pairs], left=(0,))
+        if max(map(width, lines)) <= 80:
             break
     lines.insert(2 + len(found.stages), "")
     return lines
@@ -151,10 +152,10 @@ def render_markdown(found: Comparison) -> str:
     lines = pipe_table(head, [_cells(pair) for pair in (found.worst, *found.stages, *found.ranks)], left=(0,))
     if found.differences:
         rows = [
-            [escape(view.clean(cell)) for cell in (item.kind, item.name, item.a or "–", item.b or "–")]
+            [escape(view.clean(cell)) for cell in (t(item.kind), t(item.name), item.a or "–", item.b or "–")]
             for item in found.differences
         ]
-        lines += ["", "What differs between the runs:", "", *pipe_table(["", "name", a, b], rows, left=(0, 1, 2, 3))]
+        lines += ["", t("What differs between the runs") + ":", "", *pipe_table(["", "name", a, b], rows, left=(0, 1, 2, 3))]
     return "\n".join(lines) + "\n"
 
 
@@ -210,7 +211,7 @@ def render_published(path: Path) -> str:
             body.append([scenario if report is a else "", view.clean(label), *(view.mb(value) for value in figures)])
         worst = pair.worst
         used = _difference(worst.used_diff_mb, worst.a_used_mb)
-        body.append(["", "difference", "", "", used, _difference(worst.actual_diff_mb, worst.a_actual_mb)])
+        body.append(["", t("difference"), "", "", used, _difference(worst.actual_diff_mb, worst.a_actual_mb)])
     head = ["scenario", "run", "device", "usable", "used peak", "with fragments"]
     return "\n".join([*textwrap.wrap(view.clean(title), 80), "", *columns(head, body, left=(0, 1))]) + "\n"
 
@@ -281,7 +282,7 @@ def _largest(name: str, pairs: Sequence[Pair], stage: int | None) -> Pair:
 
 def _cells(pair: Pair, digits: int = 2) -> list[str]:
     return [
-        pair.name,
+        t(pair.name),
         view.mb(pair.a_used_mb),
         view.mb(pair.b_used_mb),
         _difference(pair.used_diff_mb, pair.a_used_mb, digits),
@@ -306,11 +307,11 @@ def _differences(a: Run, b: Run) -> Iterable[Difference]:
     first, second = a.report, b.report
     for name in ("name", "version", "cann", "level"):
         yield from _unequal("engine", name, getattr(first.engine, name), getattr(second.engine, name))
-    yield from _unequal("job", "device memory", _device(first), _device(second))
+    yield from _unequal("job", message("device memory"), _device(first), _device(second))
     if first.job and second.job:
         yield from _unequal("job", "script", first.job.script, second.job.script)
         yield from _unequal("job", "trainer", first.job.trainer, second.job.trainer)
-        yield from _unequal("job", "world size", first.job.world_size, second.job.world_size)
+        yield from _unequal("job", message("world size"), first.job.world_size, second.job.world_size)
         yield from _unequal("job", "layout", view.parallel_words(first.job), view.parallel_words(second.job))
     if a.flags and b.flags:
         names = {*a.flags, *b.flags}

@@ -14,12 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mindspeed_dryrun.errors import DryRunError
+from mindspeed_dryrun.language import message, t
 from mindspeed_dryrun.record.call_stack import Frame
 from mindspeed_dryrun.record.memory_block import NEVER, Block, Iteration, Replay, Segment, replay
 from mindspeed_dryrun.record.model import RankReport
 from mindspeed_dryrun.record.tracker_graph import Shape, read_shapes
 
-CATEGORIES = (
+CATEGORY_SENTENCES = CATEGORIES = (
     "weights",
     "gradients",
     "optimizer",
@@ -35,7 +36,7 @@ _COMMUNICATION_NODE = re.compile(
     r"^(DistComm|InnerComm|Comm)?(AllReduce|AllGather|ReduceScatter|Broadcast|AllToAll|AlltoAll|Send|Receive|Recv|Isend|Irecv"
     r"|Gather|Scatter|Reduce|BatchISendIRecv)\w*(-op\d+)?$"
 )
-_PHASE_WORDS = {
+_PHASE_SENTENCES = {
     "build": "while the model is built",
     "grad_buffer": "while the gradient buffers are made",
     "optimizer_build": "while the optimizer is built",
@@ -119,10 +120,10 @@ class Explanation:
     def when(self) -> str:
         """'in the backward of microbatch 1, iteration 2'."""
         segment = self.peak_segment
-        words = _PHASE_WORDS[segment.phase]
+        words = t(_PHASE_SENTENCES[segment.phase])
         if segment.microbatch is not None:
-            words += f" of microbatch {segment.microbatch}"
-        return words + (f", iteration {segment.iteration}" if segment.iteration else "")
+            words = t("{phase} of microbatch {number}", phase=words, number=segment.microbatch)
+        return t("{phase}, iteration {number}", phase=words, number=segment.iteration) if segment.iteration else words
 
 
 def explain(
@@ -262,7 +263,7 @@ def _layer(block: Block) -> int | str:
     if block.layer is not None:
         return block.layer
     scope = re.search(r"(?:^|[-./_])layers?[-./_](?:\w*List[-./])?(\d+)", block.node)  # graph mode names its layers
-    return int(scope[1]) + 1 if scope else "outside the layers"
+    return int(scope[1]) + 1 if scope else message("outside the layers")
 
 
 def _microbatch(block: Block) -> int | str:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from mindspeed_dryrun.language import t
 from mindspeed_dryrun.report import view
 from mindspeed_dryrun.report.explain import Explanation, Part
 from mindspeed_dryrun.report.text import columns
@@ -15,23 +16,25 @@ _BAR = 24
 
 def render_text(found: Explanation, most: int = 12) -> str:
     """Categories, then where the activations are, then the largest tensors."""
-    title = "The peak" if found.rank is None else f"Rank {found.rank} at its peak"
-    lines = [f"{title}: {_mb(found.peak_bytes)} used, {found.when}", ""]
+    title = t("The peak" if found.rank is None else f"Rank {found.rank} at its peak")
+    lines = [t("{title}: {size} used, {when}", title=title, size=_mb(found.peak_bytes), when=found.when), ""]
     lines += _category_lines(found)
     if found.parameters and found.bytes_per_parameter:
         lines += [
             "",
-            f"{found.parameters} parameters: weights + gradients + optimizer = {_mb(found.static_bytes)}"
-            f" = {found.bytes_per_parameter:.2f} bytes each",
+            t(
+                f"{found.parameters} parameters: weights + gradients + optimizer = {_mb(found.static_bytes)}"
+                f" = {found.bytes_per_parameter:.2f} bytes each"
+            ),
         ]
     lines += _section("Activations by microbatch", found.microbatches, found.peak_bytes, most, "microbatch ")
     lines += _section("Activations by layer (of this rank)", found.layers, found.peak_bytes, 40, "layer ")
     lines += _section("Activations by operator", found.operators, found.peak_bytes, most)
     lines += _section("Temporary", found.temporaries, found.peak_bytes, most)
     lines += _section("Communication and other", found.others, found.peak_bytes, most)
-    lines += ["", "Largest tensors at the peak", *_tensor_lines(found, most)]
+    lines += ["", t("Largest tensors at the peak"), *_tensor_lines(found, most)]
     if found.damaged_rows:
-        lines += ["", f"{view.plural(found.damaged_rows, 'damaged row')} of the file left out."]
+        lines += ["", t("{rows} of the file left out.", rows=view.plural(found.damaged_rows, "damaged row"))]
     return "\n".join(line.rstrip() for line in lines) + "\n"
 
 
@@ -92,17 +95,17 @@ def _category_lines(found: Explanation) -> list[str]:
     body = []
     for part in found.categories:
         bar = "█" * round(_BAR * part.size_bytes / found.peak_bytes)
-        body.append([part.name, _mb(part.size_bytes), view.percent(part.size_bytes, found.peak_bytes), bar])
-    body.append(["sum", _mb(found.peak_bytes), "", ""])
+        body.append([t(part.name), _mb(part.size_bytes), view.percent(part.size_bytes, found.peak_bytes), bar])
+    body.append([t("sum"), _mb(found.peak_bytes), "", ""])
     if found.engine_used_mb is not None:
-        body.append(["difference from the engine's figure", f"{found.difference_mb:+d}M", "", ""])
-        body.append(["used peak (engine)", f"{found.engine_used_mb}M", "", ""])
+        body.append([t("difference from the engine's figure"), f"{found.difference_mb:+d}M", "", ""])
+        body.append([t("used peak (engine)"), f"{found.engine_used_mb}M", "", ""])
     elif found.difference_mb:
-        body.append(["difference from the file's own count", f"{found.difference_mb:+d}M", "", ""])
+        body.append([t("difference from the file's own count"), f"{found.difference_mb:+d}M", "", ""])
     if found.fragments_bytes is not None:
         used = found.engine_used_mb if found.engine_used_mb is not None else found.peak_bytes / 2**20
-        body.append(["fragments", _mb(found.fragments_bytes), "", ""])
-        body.append(["with fragments", f"{used + found.fragments_bytes / 2**20:.1f}M", "", ""])
+        body.append([t("fragments"), _mb(found.fragments_bytes), "", ""])
+        body.append([t("with fragments"), f"{used + found.fragments_bytes / 2**20:.1f}M", "", ""])
     return columns(["category", "at the peak", "share", ""], body, left=(0, 3))
 
 
@@ -112,7 +115,7 @@ def _section(title: str, parts: Sequence[Part], peak: int, most: int, prefix: st
         return []
     body = [
         [
-            view.shorten(view.clean(prefix + part.name if part.name.isdigit() else part.name), 48),
+            view.shorten(t(view.clean(prefix + part.name if part.name.isdigit() else part.name)), 48),
             _mb(part.size_bytes),
             view.percent(part.size_bytes, peak),
             str(part.blocks),
@@ -122,17 +125,17 @@ def _section(title: str, parts: Sequence[Part], peak: int, most: int, prefix: st
     rest = [part for part in parts if part not in shown]
     if rest:
         size = sum(part.size_bytes for part in rest)
-        body.append([f"{len(rest)} more", _mb(size), view.percent(size, peak), str(sum(part.blocks for part in rest))])
+        body.append([t(f"{len(rest)} more"), _mb(size), view.percent(size, peak), str(sum(part.blocks for part in rest))])
     return ["", *columns([title, "size", "share", "blocks"], body, left=(0,))]
 
 
 def _tensor_lines(found: Explanation, most: int) -> list[str]:
     lines = []
     for item in found.tensors[:most]:
-        where = f", layers {view.ranges(item.layers)}" if len(item.layers) > 1 else ""
-        where = f", layer {item.layers[0]}" if len(item.layers) == 1 else where
+        where = t(", layers {layers}", layers=view.ranges(item.layers)) if len(item.layers) > 1 else ""
+        where = t(", layer {layer}", layer=item.layers[0]) if len(item.layers) == 1 else where
         shape = f" {item.shape}" if item.shape else ""
-        times = f" in {item.blocks} blocks" if item.blocks > 1 else ""
-        head = f"{_mb(item.size_bytes):>8}{times}  {item.category}: {view.clean(item.operator)}{shape}{where}"
+        times = t(" in {blocks} blocks", blocks=item.blocks) if item.blocks > 1 else ""
+        head = f"{_mb(item.size_bytes):>8}{times}  {t(item.category)}: {view.clean(item.operator)}{shape}{where}"
         lines += [view.shorten(head, 80), view.shorten(f"          {view.clean(item.place)}", 80)]
     return lines

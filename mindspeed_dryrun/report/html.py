@@ -9,6 +9,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from mindspeed_dryrun import __version__
+from mindspeed_dryrun.language import current, t
 from mindspeed_dryrun.record.model import Report
 from mindspeed_dryrun.record.run_spec import JobFile
 from mindspeed_dryrun.report import charts, view
@@ -30,7 +31,7 @@ def page(
         "report.html",
         report=report,
         verdict=view.headline(report),
-        title=Path(report.job.script).name if report.job else "worker logs",
+        title=Path(report.job.script).name if report.job else t("worker logs"),
         rows=rows,
         worst=view.worst(report),
         errors=view.errors(rows, most=50),
@@ -59,6 +60,7 @@ def from_template(name: str, **values: Any) -> str:
     )
     environment.filters["clean"] = view.clean
     environment.filters["mb"] = lambda size_bytes: f"{size_bytes / 2**20:.0f}M"
+    environment.globals.update(t=t, language=current(), plural=view.plural)
     environment.globals.update(mb=view.mb, ranges=view.ranges, percent=view.percent, shorten=view.shorten)
     return environment.get_template(name).render(version=__version__, **values)
 

@@ -23,15 +23,15 @@ def render(report: Report) -> str:
     body = [view.rank_cells(row, report.budget_mb, width=40) for row in found]
     for cells, row in zip(body, found, strict=True):
         cells[0] = f"**{cells[0]}**" if row.worst else cells[0]
-    lines += ["", *pipe_table([t(name) for name in view.RANK_HEAD], body, left=(1, 3))]
+    lines += ["", *pipe_table(view.RANK_HEAD, body, left=(1, 3))]
     if problems := view.errors(found):
         lines += ["", *(f"- {escape(problem)}" for problem in problems)]
     if any(row.folded for row in found):
         lines += ["", t("A row holds ranks of one class; its figures are the largest among them.")]
     if report.not_counted:
-        lines += ["", t("Not counted: ").rstrip(), "", *(f"- {escape(view.clean(item))}" for item in report.not_counted)]
+        lines += ["", t("Not counted: ").rstrip(), "", *(f"- {escape(t(view.clean(item)))}" for item in report.not_counted)]
     if report.notes:
-        lines += ["", "Notes:", "", *(f"- {escape(view.clean(item))}" for item in report.notes)]
+        lines += ["", t("Notes:"), "", *(f"- {escape(t(view.clean(item)))}" for item in report.notes)]
     return "\n".join(lines) + "\n"
 
 
@@ -43,4 +43,4 @@ def escape(text: str) -> str:
 def pipe_table(head: Sequence[str], body: Sequence[Sequence[str]], left: Sequence[int] = ()) -> list[str]:
     """A pipe table; numbers to the right except the columns named in `left`. Cells come escaped."""
     rule = [":--" if i in left else "--:" for i in range(len(head))]
-    return ["| " + " | ".join(row) + " |" for row in [head, rule, *body]]
+    return ["| " + " | ".join(row) + " |" for row in [[t(name) for name in head], rule, *body]]

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TextIO
 
+from mindspeed_dryrun.language import t
 from mindspeed_dryrun.launch.executors import Event
 from mindspeed_dryrun.terminal import plain
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from mindspeed_dryrun.launch.plan import RankTask
 
 _FEW = 8  # ranks of which every phase is a line worth printing
+_LIVE_HEAD = ("rank", "stage", "phase", "host", "time")
 _ROWS = 16  # running ranks that a terminal shows
 
 
@@ -78,7 +80,7 @@ class _State:
         now = time.monotonic()
         waiting = self.total - len(self.seconds) - len(self.started)
         left_s = time_left_s(self.seconds, [now - begun for begun in self.started.values()], waiting)
-        return f" · about {_duration(left_s)} left" if left_s else ""
+        return " · " + t(f"about {_duration(left_s)} left") if left_s else ""
 
 
 def time_left_s(ended_s: Sequence[float], running_s: Sequence[float], waiting: int) -> float | None:
@@ -93,22 +95,23 @@ def time_left_s(ended_s: Sequence[float], running_s: Sequence[float], waiting: i
 def phase_text(event: Event) -> str:
     """`importing`, `iteration 1 of 2, 34946M so far`, …"""
     if event.phase == "iteration":
-        memory = f", {event.memory_mb}M so far" if event.memory_mb else ""
-        return f"iteration {event.done} of {event.total}{memory}"
+        if event.memory_mb:
+            return t(f"iteration {event.done} of {event.total}, {event.memory_mb}M so far")
+        return t(f"iteration {event.done} of {event.total}")
     if event.start and event.start.startswith("cold: "):
-        return f"starting cold: {event.start.removeprefix('cold: ')}"
-    return plain(event.phase or "starting")
+        return t(f"starting cold: {event.start.removeprefix('cold: ')}")
+    return plain(t(event.phase or "starting"))
 
 
 def finished_text(event: Event) -> str:
     """`rank 0: ok, 55389M used, 57341M with fragments, 12 s`"""
     result = event.result
     if result is None:
-        return f"rank {event.rank}: ended"
+        return t(f"rank {event.rank}: ended")
     took = f", {_duration(result.seconds)}" if result.seconds is not None else ""
     if not result.status.broken:
-        return f"rank {event.rank}: {result.used_peak_mb}M used, {result.actual_peak_mb}M with fragments{took}"
-    return plain(f"rank {event.rank}: {result.status}: {result.error}{took}")
+        return t(f"rank {event.rank}: {result.used_peak_mb}M used, {result.actual_peak_mb}M with fragments{took}")
+    return plain(f"rank {event.rank}: {t(str(result.status))}: {t(result.error or '')}{took}")
 
 
 @contextlib.contextmanager
@@ -136,8 +139,8 @@ def _table(state: _State) -> RenderableType:
 
     now = time.monotonic()
     table = Table(box=None, padding=(0, 2, 0, 0))
-    for name in ("rank", "stage", "phase", "host", "time"):
-        table.add_column(name, style="dim" if name in ("host", "time") else "")
+    for name in _LIVE_HEAD:
+        table.add_column(t(name), style="dim" if name in ("host", "time") else "")
     for rank in sorted(state.started)[:_ROWS]:
         event = state.latest[rank]
         stage = state.stages.get(rank)
@@ -150,11 +153,11 @@ def _table(state: _State) -> RenderableType:
         )
     hidden = len(state.started) - _ROWS
     head = Text(
-        f"{len(state.seconds)} of {state.total} ranks done · {len(state.started)} running · {_duration(now - state.begun)}"
-        f"{state.left_text()}"
+        t(f"{len(state.seconds)} of {state.total} ranks done · {len(state.started)} running · {_duration(now - state.begun)}")
+        + state.left_text()
     )
     bar = ProgressBar(total=max(1, state.total), completed=len(state.seconds), width=40)
-    return Group(head, bar, table, *([Text(f"and {hidden} more")] if hidden > 0 else []))
+    return Group(head, bar, table, *([Text(t(f"and {hidden} more"))] if hidden > 0 else []))
 
 
 def _duration(seconds: float) -> str:

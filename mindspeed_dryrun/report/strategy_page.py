@@ -7,12 +7,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from mindspeed_dryrun.language import t
 from mindspeed_dryrun.report import html
 from mindspeed_dryrun.report.charts import WIDTH, Piece, side_by_side
 from mindspeed_dryrun.report.view import Headline
 
 _PLOT_LEFT, _PLOT_WIDTH, _PLOT_HEIGHT = 64.0, 940.0, 440.0
 _PLOT_TOP, _PLOT_BOTTOM = 22.0, 390.0
+_KIND_SENTENCES = {
+    "winner": "winner",
+    "verified": "dry-run, fits",
+    "over": "dry-run, does not fit",
+    "predicted": "predicted only",
+}
 _DOT_SIZES = {"winner": 7, "verified": 5, "over": 4, "predicted": 3}
 
 
@@ -108,11 +115,11 @@ def bars(variants: Sequence[tuple[str, int | None, int | None]], budget_mb: int 
     found = []
     for label, used, actual in variants:
         if used is None or actual is None:
-            found.append(StrategyBar(label, "no figures", "no figures", (), None))
+            found.append(StrategyBar(label, t("no figures"), t("no figures"), (), None))
             continue
         pieces = side_by_side([("used", used), ("fragments", actual - used)], scale)
         budget_x = round(WIDTH * budget_mb / scale, 2) if budget_mb else None
-        found.append(StrategyBar(label, f"{actual}M", f"{used}M used, {actual}M with fragments", pieces, budget_x))
+        found.append(StrategyBar(label, f"{actual}M", t(f"{used}M used, {actual}M with fragments"), pieces, budget_x))
     return found
 
 
@@ -139,13 +146,13 @@ def plot(points: Sequence[Point], budget_mb: float, unit: str) -> Plot:
         dots=tuple(
             Dot(
                 x(point.memory_mb), y(point.throughput), _DOT_SIZES[point.kind], point.kind,
-                f"{point.label} ({point.kind}): {point.memory_mb:.0f}M, {point.throughput:.1f} {unit}",
+                f"{point.label} ({t(_KIND_SENTENCES[point.kind])}): {point.memory_mb:.0f}M, {point.throughput:.1f} {unit}",
             )
             for point in sorted(points, key=lambda point: kinds.index(point.kind), reverse=True)
         ),
         front=" ".join(f"{x(point.memory_mb)},{y(point.throughput)}" for point in front) if len(front) > 1 else "",
         limit_x=x(budget_mb),
-        label=f"{unit} over memory: {len(points)} strategies, {len(front)} of them beaten by none in both",
+        label=t(f"{unit} over memory: {len(points)} strategies, {len(front)} of them on the Pareto front"),
     )  # fmt: skip
 
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import shutil
 import sys
-import textwrap
 
-from mindspeed_dryrun.language import t
+from mindspeed_dryrun.language import t, wrapped
 from mindspeed_dryrun.record.model import Report
 from mindspeed_dryrun.report import view
 from mindspeed_dryrun.report.text import columns
@@ -32,13 +31,13 @@ def render(report: Report, colour: bool = False) -> str:
     for error in view.errors(found):
         lines += _wrap(error, most=3)
     if any(":" in view.shorten(view.ranges(row.ranks), 16) for row in found):
-        lines += _wrap("0-6:2 stands for every second rank from 0 to 6.")
+        lines += _wrap(t("0-6:2 stands for every second rank from 0 to 6."))
     if any(row.folded for row in found):
         lines += _wrap(t("A row holds ranks of one class; its figures are the largest among them."))
     if report.not_counted:
-        lines += ["", *_wrap(t("Not counted: ") + "; ".join(view.clean(item) for item in report.not_counted))]
+        lines += ["", *_wrap(t("Not counted: ") + "; ".join(t(view.clean(item)) for item in report.not_counted))]
     for note in report.notes:
-        lines += _wrap(t("Note: ") + view.clean(note))
+        lines += _wrap(t("Note: ") + t(view.clean(note)))
     return "\n".join(lines) + "\n"
 
 
@@ -52,18 +51,18 @@ def _rank_lines(report: Report, colour: bool) -> list[str]:
     body = [view.rank_cells(row, report.budget_mb, width=16) for row in found]
     for cells, row in zip(body, found, strict=True):
         cells[0] = ("▶" if row.worst else " ") + cells[0]
-    lines = columns([t(name) for name in view.RANK_HEAD], body, left=(1, 3))
+    lines = columns(view.RANK_HEAD, body, left=(1, 3))
     if colour:
         for index, row in enumerate(found, start=1):
-            status = f"  {row.status}"
+            status = t(row.status)
             tone = _STATUS_TONES.get(row.status, "warn")
-            lines[index] = lines[index].replace(status, "  " + paint(row.status, tone, True), 1)
+            lines[index] = lines[index].replace(f"  {status}", "  " + paint(status, tone, True), 1)
     return lines
 
 
 def _wrap(text: str, most: int | None = None) -> list[str]:
     across = _width()
-    lines = textwrap.wrap(text, across, subsequent_indent="  ", break_long_words=True) or [""]
+    lines = wrapped(text, across, "  ")
     if most is not None and len(lines) > most:
         lines = [*lines[: most - 1], view.shorten(lines[most - 1] + " …", across - 1)]
     return lines

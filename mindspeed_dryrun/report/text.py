@@ -5,12 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Sequence
 
-from mindspeed_dryrun.language import width
+from mindspeed_dryrun.language import t, width
 
 
 def columns(head: Sequence[str], body: Sequence[Sequence[str]], left: Iterable[int] = ()) -> list[str]:
     """Aligned columns, two spaces apart; numbers to the right except the columns named in `left`."""
-    lefts = set(left)
+    lefts, head = set(left), [t(name) for name in head]
     widths = [max(width(row[i]) for row in [head, *body]) for i in range(len(head))]
     return [
         "  ".join(
@@ -23,7 +23,7 @@ def columns(head: Sequence[str], body: Sequence[Sequence[str]], left: Iterable[i
 
 def table(header: Sequence[str], rows: Sequence[Sequence[object]], left: int = 1) -> str:
     """The same with a line under the header; the first `left` columns are flush left."""
-    cells = [[str(cell) for cell in row] for row in rows]
+    cells, header = [[str(cell) for cell in row] for row in rows], [t(name) for name in header]
     head, *body = columns(header, cells, range(left))
     widths = [max(width(row[index]) for row in [header, *cells]) for index in range(len(header))]
     return "\n".join([head, "  ".join("-" * wide for wide in widths), *body])
@@ -41,4 +41,4 @@ def duration(seconds: float) -> str:
 
 def say(text: str) -> None:
     """One line of progress."""
-    print(text, file=sys.stderr, flush=True)
+    print(t(text), file=sys.stderr, flush=True)

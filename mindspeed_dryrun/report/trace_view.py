@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from mindspeed_dryrun.language import t
 from mindspeed_dryrun.record.trace import Trace
 from mindspeed_dryrun.report import view
 from mindspeed_dryrun.report.text import columns
@@ -23,7 +24,7 @@ def render(trace: Trace, most: int = 25) -> str:
     ]
     if rest:
         calls, total = sum(item.calls for item in rest), sum(item.total_us for item in rest)
-        body.append([f"{len(rest)} more", str(calls), f"{total / 1000:.3f}", view.percent(total, trace.total_us), "", ""])
+        body.append([t(f"{len(rest)} more"), str(calls), f"{total / 1000:.3f}", view.percent(total, trace.total_us), "", ""])
     what = "device and communication operators" if trace.device_only else "all events"
-    title = f"Operator times ({what}): {trace.total_us / 1000:.3f} ms in total"
+    title = t(f"Operator times ({what}): {trace.total_us / 1000:.3f} ms in total")
     return "\n".join([title, *columns(["operator", "calls", "ms", "share", "mean µs", "max µs"], body, left=(0,))]) + "\n"

@@ -86,10 +86,11 @@ def parallel_words(job: JobSummary) -> str:
 def job_words(report: Report) -> str:
     """The job in one line."""
     if report.job is None:
-        return f"a folder of {plural(len(report.ranks), 'worker log')}"
+        return t("a folder of {logs}", logs=plural(len(report.ranks), "worker log"))
     job = report.job
     ranks = plural(job.world_size, "rank")
-    return f"{clean(job.script)} · {ranks} · {parallel_words(job)} · {clean(job.trainer)} trainer"
+    trainer = t("embedded trainer") if job.trainer == "embedded" else t("{trainer} trainer", trainer=clean(job.trainer))
+    return f"{clean(job.script)} · {ranks} · {parallel_words(job)} · {trainer}"
 
 
 def engine_words(report: Report) -> str:
@@ -100,9 +101,9 @@ def engine_words(report: Report) -> str:
         name = {"mindspore": "MindSpore"}.get(engine.name or "mindspore", engine.name)
         words.append(f"{name} {clean(engine.version)}")
     if engine.cann:
-        words.append(f"CANN {clean(engine.cann)}")
+        words.append(t("CANN stand-in") if engine.cann == "stand-in" else f"CANN {clean(engine.cann)}")
     if engine.level is not None:
-        words.append(f"simulation level {engine.level}")
+        words.append(t("simulation level {level}", level=engine.level))
     return " · ".join(words)
 
 
@@ -111,7 +112,7 @@ def time_words(time: TimeSummary | None) -> str:
     if time is None:
         return ""
     rate = "" if time.tflops_per_card is None else f" · {time.tflops_per_card:.0f} TFLOP/s/card"
-    return (
+    return t(
         f"Predicted time: {time.iteration_s:.2f} s an iteration ({time.low_s:.2f} to {time.high_s:.2f}) · "
         f"{time.tokens_per_s_per_card:.0f} tokens/s/card{rate} ({clean(time.hardware or 'hardware not named')})"
     )
@@ -119,7 +120,19 @@ def time_words(time: TimeSummary | None) -> str:
 
 def plural(count: int, noun: str) -> str:
     """1 rank, 4 ranks."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+    return t(f"{count} {noun}" if count == 1 else f"{count} {noun}s")
+
+
+_NOUN_SENTENCES = (
+    "{} rank",
+    "{} ranks",
+    "{} worker log",
+    "{} worker logs",
+    "{} damaged row",
+    "{} damaged rows",
+)
+_SOURCE_SENTENCES = ("published", "derived", "measured")
+_STATUS_SENTENCES = ("ok", "oom", "failed", "timeout")
 
 
 def worst(report: Report) -> RankReport | None:
@@ -197,7 +210,7 @@ def device_words(report: Report) -> str:
     device = report.device
     if device is None:
         return ""
-    source = f", {clean(device.source)}" if device.source else ""
+    source = t(", {source}", source=t(clean(device.source))) if device.source else ""
     return t(
         "Device: {device}, {total}M in all, {usable}M usable{source}",
         device=clean(device.title), total=device.total_mb, usable=device.usable_mb, source=source,
@@ -245,17 +258,17 @@ def rank_cells(row: RankRow, budget_mb: int | None, width: int) -> list[str]:
     share = "–" if actual is None or not budget_mb else percent(actual, budget_mb)
     stage = "–" if row.stage is None else str(row.stage)
     stands_for = shorten(ranges(row.ranks), width)
-    return [str(row.rank), stands_for, stage, str(row.status), mb(used), mb(actual), share]
+    return [str(row.rank), stands_for, stage, t(str(row.status)), mb(used), mb(actual), share]
 
 
 def errors(found: Sequence[RankRow], most: int = 10) -> list[str]:
     """'rank 3: the first error line', one for each row that has one."""
     lines = [
-        f"rank {shorten(ranges(row.ranks), 24)} {row.status}: {clean(row.error or 'no error line in its log')}"
+        f"rank {shorten(ranges(row.ranks), 24)} {t(str(row.status))}: {t(clean(row.error or 'no error line in its log'))}"
         for row in found
         if row.status.broken
     ]
-    return lines[:most] + ([f"… and {len(lines) - most} more"] if len(lines) > most else [])
+    return lines[:most] + ([t(f"… and {len(lines) - most} more")] if len(lines) > most else [])
 
 
 def _group(ranks: Iterable[RankReport], key: Callable[[RankReport], Hashable]) -> list[list[RankReport]]:

@@ -13,6 +13,7 @@ from mindspeed_dryrun.devices.hardware import Hardware
 from mindspeed_dryrun.estimate import timeline, volumes
 from mindspeed_dryrun.estimate.strategy import Strategy
 from mindspeed_dryrun.estimate.time_model import Estimate, estimate, trust
+from mindspeed_dryrun.language import message, t
 from mindspeed_dryrun.megatron.model_shape import ModelShape
 from mindspeed_dryrun.report import strategy_page as page
 from mindspeed_dryrun.report.text import duration, table
@@ -63,33 +64,39 @@ def to_text(result: SearchResult, shape: ModelShape, hardware: Hardware) -> str:
     lines += summary_lines(result, shape, hardware)
     lines += [communication_line(result.winners[0], shape)] if rows else []
     if not rows:
-        lines.append(nothing_fits(result))
+        lines.append(t(nothing_fits(result)))
     return "\n".join(lines)
 
 
 def summary_lines(result: SearchResult, shape: ModelShape, hardware: Hardware) -> list[str]:
     """Counts, cost, and how far the figures can be trusted."""
     lines = [
-        f"{result.considered} strategies considered, {result.struck_out} struck out by the lower bound, "
-        f"{result.predicted} predicted, {result.passed_over} passed over by prediction, {result.probes} small and "
-        f"{result.dry_runs} full dry runs ({result.ranks_run} ranks) in {duration(result.seconds)}.",
-        f"Memory is counted by dry run; the fit behind the choice is off by {100 * result.residual_median:.2f}% "
-        f"(median) and {100 * result.residual_worst:.2f}% (worst).",
+        t(
+            f"{result.considered} strategies considered, {result.struck_out} struck out by the lower bound, "
+            f"{result.predicted} predicted, {result.passed_over} passed over by prediction, {result.probes} small and "
+            f"{result.dry_runs} full dry runs ({result.ranks_run} ranks) in {duration(result.seconds)}."
+        ),
+        t(
+            f"Memory is counted by dry run; the fit behind the choice is off by {100 * result.residual_median:.2f}% "
+            f"(median) and {100 * result.residual_worst:.2f}% (worst)."
+        ),
     ]
-    doubt = "" if hardware.error is not None else ": the order is meant, not the seconds"
+    doubt = "" if hardware.error is not None else t(": the order is meant, not the seconds")
     if result.winners and (best := result.winners[0].measurement) and best.outside_mb:
         left = hardware.total_mb - best.actual_mb
-        lines.append(f"Communicators of the best take {best.outside_mb}M outside the pool; the card has {left}M left for them.")
-    lines.append(f"Times are predicted for {hardware.name}, {trust(shape, hardware)}{doubt}.")
+        lines.append(
+            t(f"Communicators of the best take {best.outside_mb}M outside the pool; the card has {left}M left for them.")
+        )
+    lines.append(t(f"Times are predicted for {hardware.name}, {t(trust(shape, hardware))}{doubt}."))
     for candidate in result.failed:
         error = candidate.measurement.error if candidate.measurement else None
-        lines.append(f"{candidate.strategy.name} could not be dry-run: {error}")
+        lines.append(t(f"{candidate.strategy.name} could not be dry-run: {error}"))
     for reason, count in result.refused.items():
-        lines.append(f"{count} strategies were left out, the trainer would not start: {reason}")
+        lines.append(t(f"{count} strategies were left out, the trainer would not start: {reason}"))
     if result.stopped:
-        lines.append(f"Stopped early: {result.stopped}")
+        lines.append(t(f"Stopped early: {result.stopped}"))
     if result.interrupted:
-        lines.append("Interrupted: these are the results so far. The same --out continues.")
+        lines.append(t("Interrupted: these are the results so far. The same --out continues."))
     return lines
 
 
@@ -108,7 +115,7 @@ def _megabytes(seen: volumes.Volumes) -> dict[str, float]:
     return {name: round(value / 2**20, 1) for name, value in dataclasses.asdict(seen).items()}
 
 
-_PARTS = {
+_PART_SENTENCES = {
     "tensor": "tensor parallelism, a microbatch",
     "context": "context parallelism, a microbatch",
     "data": "gradients and weights, an iteration",
@@ -119,28 +126,30 @@ def communication_line(winner: Candidate, shape: ModelShape) -> str:
     """The engine's list of collectives against the volumes behind the predicted time."""
     strategy = winner.strategy
     if strategy.tp * strategy.dp * strategy.cp == 1:
-        return "Communication of the best: between neighbouring stages only."
+        return t("Communication of the best: between neighbouring stages only.")
     stages = communication(winner, shape)
     if not stages:
-        return "Communication was counted from the model's shape; the dry run left no list of collectives."
+        return t("Communication was counted from the model's shape; the dry run left no list of collectives.")
     shown, worst = [], 0.0
-    for name, what in _PARTS.items():
+    for name, what in _PART_SENTENCES.items():
         pairs = [(stage["engine_mb"][name], stage["model_mb"][name]) for stage in stages]
         engine, model = max(pairs)
         if engine:
-            shown.append(f"{engine:.0f}M ({what}; the time model counts {model:.0f}M)")
+            shown.append(t(f"{engine:.0f}M ({t(what)}; the time model counts {model:.0f}M)"))
         worst = max(worst, *(abs(seen - counted) / max(seen, counted, 1.0) for seen, counted in pairs))
-    text = f"Communication of the best, listed by the engine: {', '.join(shown) or 'none'}."
-    return text + ("" if worst < 0.05 else f" They differ by up to {100 * worst:.0f}%: the predicted time may be off by as much.")
+    text = t(f"Communication of the best, listed by the engine: {', '.join(shown) or t('none')}.")
+    if worst < 0.05:
+        return text
+    return text + t(f" They differ by up to {100 * worst:.0f}%: the predicted time may be off by as much.")
 
 
 def nothing_fits(result: SearchResult) -> str:
     """An impossible budget: the closest strategy and what it misses."""
     if result.interrupted:
-        return "No strategy was verified before the interruption."
+        return message("No strategy was verified before the interruption.")
     if result.least_bound is not None:
         name, bound = result.least_bound
-        return (
+        return message(
             f"No strategy fits {format_mb(result.budget_mb)}: the closest, {name}, holds at least {format_mb(bound)} of "
             f"weights, gradients, optimizer states and activations, {bound - result.budget_mb:.0f}M too much. "
             "Use more cards, a larger budget, or allow more recomputation or the distributed optimizer."
@@ -148,9 +157,9 @@ def nothing_fits(result: SearchResult) -> str:
     closest = result.closest
     if closest is None or closest.measurement is None or not closest.measurement.stages:
         error = closest.measurement.error if closest and closest.measurement else "nothing could be dry-run"
-        return f"No strategy could be verified: {error}"
+        return message(f"No strategy could be verified: {error}")
     peak = closest.measurement.actual_mb
-    return (
+    return message(
         f"No strategy fits {format_mb(result.budget_mb)}: the closest, {closest.strategy.name}, needs {format_mb(peak)}, "
         f"{peak - result.budget_mb}M too much. Use more cards, a larger budget, or widen the space (recompute, vpp, "
         "distributed_optimizer, cp)."
@@ -298,10 +307,11 @@ def to_html(result: SearchResult, shape: ModelShape, hardware: Hardware, script:
         sections.append(
             page.PageSection("Winners, each verified by dry run", table=page.Table(header, rows, left=2), text=[_NAMES])
         )
-        verdict = Headline("FOUND", "good", f"{found_sentence(result)} Budget {format_mb(result.budget_mb)} a card.")
+        budget = t(f" Budget {format_mb(result.budget_mb)} a card.")
+        verdict = Headline(t("FOUND"), "good", t(found_sentence(result)) + budget)
     else:
-        word = "INTERRUPTED" if result.interrupted else "NOTHING FITS"
-        verdict = Headline(word, "warn" if result.interrupted else "bad", nothing_fits(result))
+        word = t("INTERRUPTED" if result.interrupted else "NOTHING FITS")
+        verdict = Headline(word, "warn" if result.interrupted else "bad", t(nothing_fits(result)))
     shown = points(result, shape, hardware)
     if shown:
         sections.append(
@@ -314,14 +324,14 @@ def to_html(result: SearchResult, shape: ModelShape, hardware: Hardware, script:
     if result.winners:
         best = result.winners[0]
         sections += [
-            page.PageSection("The best, stage by stage", table=stage_table(best, shape)),
+            page.PageSection("The best strategy, by stage", table=stage_table(best, shape)),
             page.PageSection("Its trainer arguments", code=[shlex.join(best.strategy.arguments())]),
             page.PageSection(
                 "Arguments of the weight conversion, which must agree", code=[shlex.join(best.strategy.conversion_arguments())]
             ),
         ]
     sections.append(page.PageSection("What it took", text=summary_lines(result, shape, hardware)))
-    return page.render(f"Search for {script}", verdict, sections)
+    return page.render(t(f"Search for {script}"), verdict, sections)
 
 
 def found_sentence(result: SearchResult) -> str:
@@ -329,7 +339,7 @@ def found_sentence(result: SearchResult) -> str:
     best = result.winners[0]
     assert best.measurement is not None
     peak = best.measurement.actual_mb
-    return f"{best.strategy.name} needs {peak}M on its worst rank, {result.budget_mb - peak}M below the budget."
+    return message(f"{best.strategy.name} needs {peak}M on its worst rank, {result.budget_mb - peak}M below the budget.")
 
 
 _NAMES = (

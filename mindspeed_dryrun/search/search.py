@@ -28,6 +28,7 @@ from mindspeed_dryrun.estimate.operators import Operators
 from mindspeed_dryrun.estimate.stage_parts import keeps_mixtures
 from mindspeed_dryrun.estimate.strategy import Recompute, Strategy
 from mindspeed_dryrun.estimate.time_model import USUAL, iteration_seconds
+from mindspeed_dryrun.language import message
 from mindspeed_dryrun.megatron.model_shape import ModelShape
 from mindspeed_dryrun.search.balance import balanced
 from mindspeed_dryrun.search.measure import Measure, Measurement
@@ -218,7 +219,7 @@ class Search:
                 return
             probe, shape = best
             self._probed.add(probe)
-            self._say("probing", f"{probe.name}, layers a stage: {sum(probe.stages[0])}")
+            self._say(message("probing"), f"{probe.name}, layers a stage: {sum(probe.stages[0])}")
             measurement = self._timed(probe)
             self.result.probes += 1
             self.result.ranks_run += measurement.ranks
@@ -302,7 +303,7 @@ class Search:
             result.passed_over = len(passed)
             if closest is None or not result.winners:
                 return
-            self._say("checking the closest one passed over", closest.strategy.name)
+            self._say(message("checking the closest one passed over"), closest.strategy.name)
             self._dry_run(closest)
             if not self._fits(closest):
                 return
@@ -326,7 +327,7 @@ class Search:
                 if self._excess(candidate) > 0:
                     passed.append(candidate)
                     continue
-                self._say("dry-running", candidate.strategy.name)
+                self._say(message("dry-running"), candidate.strategy.name)
                 self._dry_run(candidate)
             if self._fits(candidate):
                 result.winners.append(candidate)
@@ -340,7 +341,7 @@ class Search:
         open_ones = [item for item in self.result.candidates if item.measurement is None and item.prediction]
         smallest = min(open_ones, key=lambda item: item.prediction.actual_mb if item.prediction else 0, default=None)
         if smallest is not None:
-            self._say("dry-running the smallest", smallest.strategy.name)
+            self._say(message("dry-running the smallest"), smallest.strategy.name)
             self._dry_run(smallest, whole=True)
             if self._fits(smallest):
                 self.doubt *= 2

@@ -19,6 +19,7 @@ from mindspeed_dryrun.errors import DryRunError
 from mindspeed_dryrun.estimate.operators import read_operators
 from mindspeed_dryrun.estimate.strategy import read_strategy
 from mindspeed_dryrun.estimate.time_model import NEWEST, Estimate, Release, estimate
+from mindspeed_dryrun.language import message, t
 from mindspeed_dryrun.launch.executors import Interrupted
 from mindspeed_dryrun.launch.executors.local import ending_on_signals
 from mindspeed_dryrun.launch.job import Job
@@ -62,7 +63,7 @@ class VariantResult:
     def said(self) -> str:
         """In a few words, for the progress."""
         if self.report and self.report.used_peak_mb is not None:
-            return f"{self.report.used_peak_mb}M used, {self.report.actual_peak_mb}M with fragments"
+            return message(f"{self.report.used_peak_mb}M used, {self.report.actual_peak_mb}M with fragments")
         return self.status
 
     def to_json(self) -> dict[str, Any]:
@@ -186,7 +187,7 @@ def exit_status(rows: Sequence[VariantResult]) -> int:
     return next((status for status in (1, 3) if status in found), 0)
 
 
-_VERDICTS = {"ok": "fits", "oom": "too big", "failed": "failed", "timeout": "timed out", "open": "not run"}
+_VERDICT_SENTENCES = {"ok": "fits", "oom": "too big", "failed": "failed", "timeout": "timed out", "open": "not run"}
 
 
 def _cells(rows: Sequence[VariantResult]) -> tuple[list[str], list[list[str]]]:
@@ -207,7 +208,7 @@ def _cells(rows: Sequence[VariantResult]) -> tuple[list[str], list[list[str]]]:
                 f"{guess.iteration_s:.2f} ({guess.low_s:.1f}-{guess.high_s:.1f})" if guess else "-",
                 f"{guess.tflops_per_card:.0f}" if guess else "-",
             ]
-        body.append([*cells, f"{row.seconds:.0f}", _VERDICTS[row.status]])
+        body.append([*cells, f"{row.seconds:.0f}", t(_VERDICT_SENTENCES[row.status])])
     return [*header, "seconds", "verdict"], body
 
 
@@ -215,19 +216,20 @@ def to_text(plan: SweepPlan, rows: Sequence[VariantResult]) -> str:
     """The table, and below it a sentence for every variant that has no figures."""
     header, body = _cells(rows)
     lines = [table(header, body)]
-    lines += [f"{row.variant.name}: {row.error}" for row in rows if row.error]
+    lines += [f"{row.variant.name}: {t(row.error)}" for row in rows if row.error]
     if any(row.estimate for row in rows) and plan.hardware:
-        lines.append(_time_note(plan.hardware, plan.release))
+        lines.append(t(_time_note(plan.hardware, plan.release)))
     return "\n".join(lines)
 
 
 def _time_note(hardware: Hardware, release: Release) -> str:
     note = f"Times are predicted for {hardware.name} ({hardware.trust}); memory is counted by the engine."
     if release < NEWEST:
-        note += (
-            f"\nTFLOP/s are as MindSpeed-LLM {release[0]}.{release[1]} logs them: no-op layers and all of the attention matrix "
-            "count.\nBetween variants with and without no-op layers compare the seconds."
+        note += "\n" + message(
+            f"TFLOP/s are as MindSpeed-LLM {release[0]}.{release[1]} logs them: no-op layers and all of the attention matrix "
+            "count."
         )
+        note += "\n" + message("Between variants with and without no-op layers compare the seconds.")
     return note
 
 
@@ -243,24 +245,24 @@ def to_html(plan: SweepPlan, rows: Sequence[VariantResult]) -> str:
     marks = ["good" if row.status == "ok" else "bad" if row.status != "open" else "" for row in rows]
     notes = []
     if any(row.estimate for row in rows) and plan.hardware:
-        notes = _time_note(plan.hardware, plan.release).splitlines()
+        notes = t(_time_note(plan.hardware, plan.release)).splitlines()
     sections = [
         page.PageSection("Peak memory", bars=page.bars(drawn, budget_mb), budget=budget_mb),
         page.PageSection("Variants", table=page.Table(header, body, 1, marks), text=notes),
     ]
-    problems = [f"{row.variant.name}: {row.error}" for row in rows if row.error]
+    problems = [f"{row.variant.name}: {t(row.error)}" for row in rows if row.error]
     if problems:
         sections.append(page.PageSection("Problems", code=problems))
-    return page.render(f"Sweep of {plan.script.name}", _verdict(rows), sections)
+    return page.render(t(f"Sweep of {plan.script.name}"), _verdict(rows), sections)
 
 
 def _verdict(rows: Sequence[VariantResult]) -> Headline:
     count = Counter(row.status for row in rows)
-    said = ", ".join(f"{count[status]} {words}" for status, words in _VERDICTS.items() if count[status])
+    said = ", ".join(f"{count[status]} {t(words)}" for status, words in _VERDICT_SENTENCES.items() if count[status])
     known = [(row.report.actual_peak_mb, row.variant.name) for row in rows if row.report and row.report.actual_peak_mb]
-    least = f" The least memory: {min(known)[1]} with {min(known)[0]}M." if known else ""
+    least = t(f" The least memory: {min(known)[1]} with {min(known)[0]}M.") if known else ""
     word, tone = {0: ("ALL FIT", "good"), 3: ("NOT ALL FIT", "bad")}.get(exit_status(rows), ("NOT ALL COUNTED", "warn"))
-    return Headline(word, tone, f"{len(rows)} variants: {said}.{least}")
+    return Headline(t(word), tone, t(f"{len(rows)} variants: {said}.") + least)
 
 
 def _by_stage(report: Report) -> str:

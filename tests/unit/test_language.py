@@ -1,21 +1,20 @@
-"""Reports in Chinese: no message without its translation, the same figures, the same JSON."""
+"""What is shown in Chinese: no message without its translation, the same figures, the same JSON."""
 
 from __future__ import annotations
 
-import ast
 import json
 import re
-import string
 from collections.abc import Iterator
-from pathlib import Path
 
+import messages
 import pytest
 import report_samples
 
-from mindspeed_dryrun import language
-from mindspeed_dryrun.report import as_json, render, view
+from mindspeed_dryrun import commands, language
+from mindspeed_dryrun.language import catalogue
+from mindspeed_dryrun.report import as_json, render
 
-PACKAGE = Path(language.__file__).parent
+CHINESE = catalogue.read("zh").entries
 
 
 @pytest.fixture(autouse=True)
@@ -24,34 +23,90 @@ def english_afterwards() -> Iterator[None]:
     language.set_language("en")
 
 
-def messages() -> set[str]:
-    """Every message that is given to `t`, also by way of a name."""
-    found = set(view.RANK_HEAD)
-    for file in PACKAGE.rglob("*.py"):
-        tree = ast.parse(file.read_text(encoding="utf-8"))
-        named = {
-            node.targets[0].id: node.value
-            for node in ast.walk(tree)
-            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
-        }
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "t" and node.args:
-                said = named.get(node.args[0].id) if isinstance(node.args[0], ast.Name) else node.args[0]
-                if isinstance(said, ast.Constant):
-                    found.add(said.value)
-    return found
+def test_no_message_is_without_its_chinese() -> None:
+    """`python tests/messages.py` prints the entries to be filled in and added to language/zh.po."""
+    assert [f"{one.where}: {one.key}" for one in messages.missing()] == [], "add them to mindspeed_dryrun/language/zh.po"
 
 
-def test_no_message_is_without_its_chinese_and_none_is_left_over() -> None:
-    assert messages() == set(language.CHINESE)
+def test_no_translation_is_left_over() -> None:
+    """A message that was changed or removed takes its entry along."""
+    found = messages.messages()
+    used = {one.key for one in found} | {word for one in found for _, word in one.fragments}
+    assert sorted(CHINESE.keys() - used) == [], "remove them from mindspeed_dryrun/language/zh.po"
 
 
-@pytest.mark.parametrize("english", language.CHINESE)
-def test_a_translation_has_the_same_values(english: str) -> None:
-    def fields(text: str) -> set[str | None]:
-        return {name for _, name, _, _ in string.Formatter().parse(text) if name}
+def test_the_words_of_every_error_can_be_found() -> None:
+    """An error whose words a function of another module computes is not seen here: mark the words with `message`."""
+    assert messages.errors_without_words() == []
 
-    assert fields(english) == fields(language.CHINESE[english])
+
+def test_a_message_that_is_missing_would_be_found() -> None:
+    source = "def f(n):\n    hint = f' (or {n} of them)' if n else ''\n    raise UsageError(f'There are {n} ranks{hint}.')\n"
+    (one,) = messages.of_module(source, "x.py")
+    assert (one.key, one.fragments) == ("There are {} ranks{}.", ((1, " (or {} of them)"),))
+    assert [one.key for one in messages.of_module("print(t('so'), t(f'{n} of {m:.1f}'), message('end of it'))", "x.py")] == [
+        "so",
+        "{} of {}",
+        "end of it",
+    ]
+
+
+@pytest.mark.parametrize("english", CHINESE)
+def test_a_translation_can_be_filled_in(english: str) -> None:
+    names = catalogue.fields(english)
+    values = [f"<{index}>" for index in range(len(names))]
+    CHINESE[english].format(*values, **{name: value for name, value in zip(names, values, strict=True) if name})
+    assert len([name for name in catalogue.fields(CHINESE[english]) if not name]) in (0, len(names))
+    names_in_it = re.findall(r"--[a-z][a-z-]+|\b[A-Z]+_[A-Z_]+\b", english)
+    assert [name for name in names_in_it if name not in CHINESE[english]] == []  # flags and variables are not translated
+
+
+def test_a_finished_sentence_is_found_with_its_figures() -> None:
+    language.set_language("zh")
+    assert (
+        language.t("16 attention heads are not divisible by TP 3: TP can be 1, 2, 4.")
+        == "16 个注意力头不能被 TP 3 整除：TP 可以是 1, 2, 4。"
+    )
+    assert language.t("x.sh: --hidden-size 10 is not divisible by 3 attention heads: set --kv-channels.").startswith(
+        "x.sh：--hidden-size 10 不能"
+    )
+    assert language.t("There is no verb lauch (did you mean launch?). `mindspeed-dryrun --help` lists them.").startswith(
+        "没有子命令 lauch（是否想用 launch？）。"
+    )
+    assert language.t("Nobody has written this.") == "Nobody has written this."
+
+
+def test_a_name_is_not_translated() -> None:
+    language.set_language("zh")
+    assert "'stage'" in language.t("f.yaml: unknown key 'stage'; did you mean 'stages'?")
+
+
+def test_two_readers_at_once() -> None:
+    with language.speaking("zh"):
+        assert language.t("FITS") == "放得下"
+    assert language.t("FITS") == "FITS"
+
+
+@pytest.mark.parametrize(
+    "words", [["--lang", "zh", "launch", "no.sh"], ["launch", "no.sh", "--lang=zh"], ["launch", "--lang", "zh", "no.sh"]]
+)
+def test_an_error_speaks_the_language_that_was_asked_for(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert commands.main(words) == 2
+    assert "没有脚本 no.sh。" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("verb", ["", *commands.VERBS])
+def test_help_is_chinese_and_fits_the_screen(
+    verb: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit):
+        commands.main([*([verb] if verb else []), "--help", "--lang", "zh"])
+    text = capsys.readouterr().out
+    options = text.partition("选项:")[2]
+    assert "用法：" in text and options
+    assert [line for line in options.splitlines() if language.width(line) > 80] == []
+    assert not re.search(r"^  +-.*  [a-z]+ [a-z]+ [a-z]+", text, re.MULTILINE)
 
 
 @pytest.mark.parametrize("name", report_samples.SAMPLES)

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from mindspeed_dryrun.errors import DryRunError
+from mindspeed_dryrun.language import message
 from mindspeed_dryrun.rank.activation import STAND_IN_LIBRARY
 
-_REFUSAL = "Graph mode {what} compiles with GE, which only a real CANN has. Use jit_level O0 or O1, or an Ascend host."
+_REFUSAL = "Graph mode {} compiles with GE, which only a real CANN has. Use jit_level O0 or O1, or an Ascend host."
 
 
 def on_stand_in() -> bool:
@@ -40,7 +41,7 @@ def jit(original: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         _refuse_o2(kwargs.get("jit_level"))
         if kwargs.get("backend") == "GE" and on_stand_in():
-            raise DryRunError(_REFUSAL.format(what='with backend="GE"'))
+            raise DryRunError(message(_REFUSAL).format('with backend="GE"'))
         return original(*args, **kwargs)
 
     return call
@@ -48,7 +49,7 @@ def jit(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _refuse_o2(jit_level: object) -> None:
     if jit_level == "O2" and on_stand_in():
-        raise DryRunError(_REFUSAL.format(what="O2"))
+        raise DryRunError(message(_REFUSAL).format("O2"))
 
 
 # -- threads ---------------------------------------------------------------------------------------------------------
