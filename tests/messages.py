@@ -19,7 +19,16 @@ PACKAGE = Path(__file__).resolve().parents[1] / "mindspeed_dryrun"
 MARKS = {"t", "message"}
 ERRORS = {"DryRunError", "UsageError", "DriftError", "Busy"}
 TABLES = ("VERBS", "_HEAD", "_SENTENCES")
-SHOWN = {"say": (0,), "columns": (0,), "table": (0,), "pipe_table": (0,), "Table": (0,), "PageSection": (0,), "Headline": (0, 2)}
+SHOWN = {
+    "say": (0,),
+    "phase": (0,),
+    "columns": (0,),
+    "table": (0,),
+    "pipe_table": (0,),
+    "Table": (0,),
+    "PageSection": (0,),
+    "Headline": (0, 2),
+}
 KEPT = re.compile(r"^_?((\w+_)?notes?|not_counted|(\w+_)?problems?|reason|warnings|head|header|unknown_workspace)$")
 WORD = re.compile("[A-Za-z]{2}")
 HELP = {"help", "description", "epilog"}

@@ -5,11 +5,12 @@ from __future__ import annotations
 import ast
 import re
 import string
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 _LONGEST = 20_000  # characters of a sentence to be looked up: what is longer is a log, not a message
+_FEW_LETTERS = 8
 _DEEPEST = 4  # a sentence may hold another one as a value
 
 
@@ -64,8 +65,8 @@ class Catalogue:
             values = template.values(text)
             if values is not None:
                 return template.filled([self._value(value, depth + 1) for value in values])
-        place, colon, rest = text.partition(": ")  # FILE: what is wrong with it
-        if colon and " " not in place and (said := self.sentence(rest, depth + 1)) != rest:
+        place, colon, rest = text.partition(": ")  # FILE: what is wrong with it; rank 3: what to know of it
+        if colon and " " not in place.removeprefix("rank ") and (said := self.sentence(rest, depth + 1)) != rest:
             return f"{place}：{said}"
         for comma, between in (("; ", "；"), (", ", "，")):  # a list of what we said
             parts = text.split(comma)
@@ -127,8 +128,10 @@ def _template(key: str, translation: str) -> _Template | None:
     return _Template(key, translation, anchor, sum(map(len, words)))
 
 
-def _patterns(key: str) -> list[str]:
-    parts = []
-    for literal, name, _, _ in string.Formatter().parse(key):
-        parts.append(re.escape(literal) + ("(.*?)" if name is not None else ""))
-    return parts
+def _patterns(key: str) -> Iterator[str]:
+    """A few words, such as `{} layers`, would be found in many a sentence: their fields take no spaces."""
+    parts = list(string.Formatter().parse(key))
+    few = sum(char.isalpha() for literal, *_ in parts for char in literal) < _FEW_LETTERS and not key.endswith(".")
+    for literal, name, _, _ in parts:
+        field = r"(\S*?)" if few and not literal.endswith(": ") else "(.*?)"
+        yield re.escape(literal) + (field if name is not None else "")

@@ -57,18 +57,18 @@ def _why(job: Job, stage: int, ring: int) -> str:
     chunks = job.stage_layers[stage]
     last = job.parallel.pp - 1
     count = sum(len(chunk) for chunk in chunks)
-    words = [message(f"{count} layer{'' if count == 1 else 's'}")]
-    if len(chunks) > 1:
-        words[0] += message(f" in {len(chunks)} chunks")
+    plural = "" if count == 1 else "s"
+    chunked = len(chunks) > 1
+    words = [message(f"{count} layer{plural} in {len(chunks)} chunks") if chunked else message(f"{count} layer{plural}")]
     total = sum(len(chunk) for chunk in job.layout.stages[stage])
     if count < total:
         words.append(message(f"{total - count} no-op"))
     if stage == 0:
-        words.insert(0, message("first stage, embedding" if last else "embedding and head"))
+        words[:0] = [message("first stage"), message("embedding")] if last else [message("embedding and head")]
     elif stage == last:
-        words.insert(0, message("last stage, head"))
+        words[:0] = [message("last stage"), message("head")]
     else:
-        words.insert(0, message("middle stage"))
+        words[:0] = [message("middle stage")]
     ring_words = (message("first in the ring"), message("inside the ring"), message("last in the ring"))
     algorithm = job.arguments.text("--context-parallel-algo") or RING
     if job.parallel.cp > 1 and algorithm in RING_ALGORITHMS:

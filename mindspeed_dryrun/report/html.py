@@ -60,7 +60,7 @@ def from_template(name: str, **values: Any) -> str:
     )
     environment.filters["clean"] = view.clean
     environment.filters["mb"] = lambda size_bytes: f"{size_bytes / 2**20:.0f}M"
-    environment.globals.update(t=t, language=current(), plural=view.plural)
+    environment.globals.update(t=t, language={"zh": "zh-CN"}.get(current(), "en"), plural=view.plural)
     environment.globals.update(mb=view.mb, ranges=view.ranges, percent=view.percent, shorten=view.shorten)
     return environment.get_template(name).render(version=__version__, **values)
 

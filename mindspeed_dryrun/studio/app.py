@@ -18,6 +18,7 @@ from starlette.types import ASGIApp
 
 from mindspeed_dryrun.devices import hardware
 from mindspeed_dryrun.errors import DryRunError, UsageError
+from mindspeed_dryrun.language import speaking, t
 from mindspeed_dryrun.megatron.flags import FLAGS, Handling
 from mindspeed_dryrun.record.model import plain
 from mindspeed_dryrun.studio import export, results
@@ -76,13 +77,17 @@ class Studio:
     async def check(self, request: Request) -> Response:
         """What the page shows for a state: its controls, or why it is not possible."""
         choice = await self._choice(request)
-        return JSONResponse(await run_in_threadpool(self._check, choice))
+        return JSONResponse(await run_in_threadpool(self._check, choice, _language(request)))
 
-    def _check(self, choice: Choice) -> dict[str, Any]:
+    def _check(self, choice: Choice, language: str) -> dict[str, Any]:
         problem = self.subject.refusal(choice)
         usable = choice if problem is None else Choice(sets=choice.sets) if not choice.flags else Choice()
         job = self.subject.job(usable)
         shown = [plain(control) for control in controls(self.subject, choice if problem is None else usable, job)]
+        with speaking(language):
+            for option in (option for control in shown for option in control["options"]):
+                option["refused"] = t(option["refused"]) if option["refused"] else None
+            problem = t(problem) if problem else None
         return {"controls": shown, "problem": problem, "world_size": job.world_size}
 
     async def ask(self, request: Request) -> Response:
@@ -144,9 +149,9 @@ class Studio:
         if len(self.listeners) >= _MOST_LISTENERS:
             return PlainTextResponse("Too many pages are open.", 429)
         self.loop = asyncio.get_running_loop()
-        return StreamingResponse(self._stream(), media_type="text/event-stream")
+        return StreamingResponse(self._stream(_language(request)), media_type="text/event-stream")
 
-    async def _stream(self) -> AsyncIterator[str]:
+    async def _stream(self, language: str) -> AsyncIterator[str]:
         listener: asyncio.Queue[tuple[str, dict[str, Any]]] = asyncio.Queue()
         self.listeners.add(listener)
         try:
@@ -154,7 +159,7 @@ class Studio:
             while True:
                 try:
                     kind, data = await asyncio.wait_for(listener.get(), 15)
-                    yield f"event: {kind}\ndata: {json.dumps(data)}\n\n"
+                    yield f"event: {kind}\ndata: {json.dumps(_said(data, language))}\n\n"
                 except asyncio.TimeoutError:
                     yield ": still here\n\n"
         finally:
@@ -191,8 +196,16 @@ def build(studio: Studio, token: str, hosts: frozenset[str]) -> ASGIApp:
     return Gate(Starlette(routes=routes, exception_handlers={DryRunError: _sentence}), token, hosts)
 
 
+def _said(data: dict[str, Any], language: str) -> dict[str, Any]:
+    """An event with its words in the reader's language."""
+    with speaking(language):
+        return data | {key: t(data[key]) for key in ("phase", "text") if isinstance(data.get(key), str)}
+
+
 async def _sentence(request: Request, error: Exception) -> Response:
-    return JSONResponse({"error": str(error)}, 429 if isinstance(error, Busy) else 422)
+    with speaking(_language(request)):
+        sentence = t(str(error))
+    return JSONResponse({"error": sentence}, 429 if isinstance(error, Busy) else 422)
 
 
 def _download(text: str, name: str) -> Response:

@@ -16,6 +16,7 @@ from typing import Any
 
 from mindspeed_dryrun.devices import hardware
 from mindspeed_dryrun.errors import UsageError
+from mindspeed_dryrun.language import message
 from mindspeed_dryrun.launch.captured_call import CapturedCall
 from mindspeed_dryrun.launch.job import Job, understand
 from mindspeed_dryrun.launch.script import capture
@@ -222,9 +223,9 @@ def _chunks(subject: Subject, choice: Choice, job: Job) -> Control:
         if chunks == now:
             refused = None
         elif job.parallel.pp == 1:
-            refused = "VPP needs more than one stage (PP)."
+            refused = message("VPP needs more than one stage (PP).")
         elif rest or not layers:
-            refused = f"{job.num_layers} layers cannot be cut into PP {job.parallel.pp} × {chunks} equal chunks."
+            refused = message(f"{job.num_layers} layers cannot be cut into PP {job.parallel.pp} × {chunks} equal chunks.")
         else:
             refused = subject.refusal(choice.changed(patch))
         options.append(Option(str(chunks), str(chunks), {} if chunks == now else patch, refused))

@@ -9,6 +9,7 @@ from typing import Any
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
 from mindspeed_dryrun import __version__
+from mindspeed_dryrun.language import speaking, t
 from mindspeed_dryrun.megatron.arguments import pairs
 from mindspeed_dryrun.report import charts, strategy_page, view
 from mindspeed_dryrun.studio.session import Try
@@ -28,18 +29,24 @@ def _environment() -> Environment:
     )
     environment.filters["clean"] = view.clean
     environment.filters["mb"] = lambda size_bytes: f"{size_bytes / 2**20:.0f}M"
-    environment.globals.update(mb=view.mb, percent=view.percent)
+    environment.globals.update(mb=view.mb, percent=view.percent, t=t)
     return environment
 
 
 def render(template: str, language: str, **values: Any) -> str:
     """A template of `page/`, everything in it escaped."""
     found = _environment().get_template(template)
-    return found.render(version=__version__, w=words(language), language=language, **values)
+    with speaking(language):
+        return found.render(version=__version__, w=words(language), language=language, **values)
 
 
 def result(one: Try, language: str, pinned: Try | None = None) -> str:
     """The right-hand side: verdict, stages, memory over an iteration, what fills the peak, time, advice."""
+    with speaking(language):
+        return _result(one, language, pinned)
+
+
+def _result(one: Try, language: str, pinned: Try | None) -> str:
     report = one.report
     shown = one.explained
     bars: list[charts.RankBar] = []
@@ -81,7 +88,9 @@ def verdict_key(one: Try) -> str:
 def history(tries: Mapping[int, Try], language: str, budget_mb: int, pinned: int | None) -> str:
     """The rows and points below."""
     rows = sorted(tries.values(), key=lambda one: -one.number)
-    return render("history.html", language, rows=rows, plot=_plot(rows, budget_mb), verdict_key=verdict_key, pinned=pinned)
+    with speaking(language):
+        plot = _plot(rows, budget_mb)
+    return render("history.html", language, rows=rows, plot=plot, verdict_key=verdict_key, pinned=pinned)
 
 
 def _plot(rows: Sequence[Try], budget_mb: int) -> strategy_page.Plot | None:
@@ -96,4 +105,4 @@ def _plot(rows: Sequence[Try], budget_mb: int) -> strategy_page.Plot | None:
         points.append(strategy_page.Point(one.name, one.report.actual_peak_mb, rate, kind))
     if len({(point.memory_mb, point.throughput) for point in points}) < 2:
         return None
-    return strategy_page.plot(points, budget_mb, "tokens/s/card")
+    return strategy_page.plot(points, budget_mb, t("tokens/s/card"))

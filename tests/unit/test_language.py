@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from collections.abc import Iterator
@@ -137,3 +138,22 @@ def test_the_locale_is_the_default(value: str, expected: str, monkeypatch: pytes
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("LANG", value)
     assert language.from_locale() == expected
+
+
+def test_a_page_is_in_one_language() -> None:
+    """Nothing but names, flags and figures is left in English on the Chinese page."""
+    language.set_language("zh")
+    report = dataclasses.replace(report_samples.fits(), notes=(), not_counted=())
+    report = dataclasses.replace(
+        report, ranks=tuple(dataclasses.replace(rank, why="last stage, head, 14 layers") for rank in report.ranks)
+    )
+    page = render(report, "html")
+    assert '<html lang="zh-CN">' in page and "最后阶段，含输出层，14 层" in page
+    shown = re.sub(r"<style>.*?</style>|<pre>.*?</pre>|<[^>]*>", "\n", page, flags=re.DOTALL)
+    assert re.findall(r".*\b(?!dry run)[a-z]{3,} [a-z]{2,}\b.*", shown) == []
+
+
+def test_a_few_words_are_not_found_in_every_sentence() -> None:
+    language.set_language("zh")
+    assert language.t("14 layers") == "14 层"
+    assert language.t("an embedding and 14 layers") == "an embedding and 14 layers"

@@ -152,7 +152,7 @@ function undo() {
 }
 
 function listen() {
-  const source = new EventSource("/api/events?token=" + encodeURIComponent(token));
+  const source = new EventSource("/api/events?token=" + encodeURIComponent(token) + "&lang=" + language);
   source.addEventListener("try", (event) => {
     const data = JSON.parse(event.data);
     if (data.number === shown) show().catch((error) => say("progress", error.message));
