@@ -1,4 +1,5 @@
-"""Every message that a person may read, as the key it has in a catalogue. `python tests/messages.py` prints what has no Chinese.
+"""Every message that a person may read, as the key it has in a catalogue. `python tests/messages.py` prints
+the entries to be filled in and added to `language/zh.po`; with `--tidy` it first removes those that nothing uses any more.
 
 Found are: what `t` and `message` are given, the sentences of errors, the help of the command line, and `t(...)` in templates.
 An f-string is a template whose fields have no name: f"Rank {rank} failed." is `Rank {} failed.`
@@ -299,7 +300,24 @@ def shown_fields(key: str, translation: str) -> set[int]:
     return {int(name) if name.isdigit() else names.index(name) for name in used}
 
 
+def used() -> set[str]:
+    """Every key that a message, or a word in a field of one, has."""
+    found = messages()
+    return {one.key for one in found} | {word for one in found for _, word in one.fragments}
+
+
+def tidied(po: str) -> str:
+    """The catalogue without the entries that nothing uses any more."""
+    from mindspeed_dryrun.language.catalogue import entries
+
+    known, blocks = used(), po.rstrip("\n").split("\n\n")
+    return "\n\n".join(block for block in blocks if not entries(block) or entries(block).keys() & known) + "\n"
+
+
 if __name__ == "__main__":
     sys.path.insert(0, str(PACKAGE.parent))
+    file = PACKAGE / "language" / "zh.po"
+    if sys.argv[1:] == ["--tidy"]:
+        file.write_text(tidied(file.read_text(encoding="utf-8")), encoding="utf-8")
     for one in missing():
-        print(f'#: {one.where}\nmsgid {quoted(one.key)}\nmsgstr ""\n')
+        print(f'#: {one.where.partition(":")[0]}\nmsgid {quoted(one.key)}\nmsgstr ""\n')
