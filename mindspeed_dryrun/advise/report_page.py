@@ -6,11 +6,12 @@ from pathlib import Path
 
 from mindspeed_dryrun.advise.levers import levers
 from mindspeed_dryrun.errors import DryRunError
+from mindspeed_dryrun.files import write_text
 from mindspeed_dryrun.launch.job import Job
 from mindspeed_dryrun.launch.run import job_of_record
 from mindspeed_dryrun.record.model import Report
 from mindspeed_dryrun.record.run_spec import JobFile
-from mindspeed_dryrun.record.store import Record, write_text
+from mindspeed_dryrun.record.store import Record
 from mindspeed_dryrun.record.summary import build_report
 from mindspeed_dryrun.report import html
 from mindspeed_dryrun.report.explain import explain_ranks

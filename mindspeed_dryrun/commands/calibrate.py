@@ -17,6 +17,7 @@ from pathlib import Path
 
 from mindspeed_dryrun.errors import UsageError
 from mindspeed_dryrun.estimate.calibration import MeasuredRun
+from mindspeed_dryrun.files import write_text
 from mindspeed_dryrun.language import t
 
 
@@ -35,7 +36,6 @@ def run(args: argparse.Namespace) -> int:
 
     from mindspeed_dryrun.devices.hardware import read_hardware, to_yaml
     from mindspeed_dryrun.estimate.calibration import fit
-    from mindspeed_dryrun.report import strategy_page as page
     from mindspeed_dryrun.report.text import table
 
     hardware = read_hardware(args.hardware)
@@ -65,7 +65,8 @@ def run(args: argparse.Namespace) -> int:
     )
     if args.out:
         text = f"# {hardware.name}, calibrated by mindspeed-dryrun from: {', '.join(row.name for row in rows)}\n"
-        page.write(args.out, text + yaml.safe_dump(to_yaml(done.hardware), sort_keys=False, allow_unicode=True))
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+        write_text(args.out, text + yaml.safe_dump(to_yaml(done.hardware), sort_keys=False, allow_unicode=True))
         print(t(f"written: {args.out}"))
     return 0
 

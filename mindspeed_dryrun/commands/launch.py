@@ -199,7 +199,7 @@ def _print_report(report: Report, out: Path, args: argparse.Namespace) -> None:
         print(views.render(report, "table"))
         print(t(f"record: {out}"))
     if args.junit:
-        from mindspeed_dryrun.record.store import write_text
+        from mindspeed_dryrun.files import write_text
         from mindspeed_dryrun.report import junit
 
         write_text(args.junit, junit.render(report))

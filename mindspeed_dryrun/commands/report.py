@@ -11,7 +11,7 @@ import os
 import sys
 from pathlib import Path
 
-from mindspeed_dryrun.record.store import write_text
+from mindspeed_dryrun.files import write_text
 from mindspeed_dryrun.record.summary import load_report
 from mindspeed_dryrun.report import FORMATS, render, table
 

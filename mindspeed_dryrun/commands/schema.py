@@ -13,8 +13,8 @@ from typing import Any
 from mindspeed_dryrun.devices.hardware import HardwareFile
 from mindspeed_dryrun.devices.real_runs import RealRun
 from mindspeed_dryrun.errors import UsageError
+from mindspeed_dryrun.files import write_text
 from mindspeed_dryrun.record import model, run_spec
-from mindspeed_dryrun.record.store import write_text
 from mindspeed_dryrun.schema import json_schema
 from mindspeed_dryrun.search.search_file import SearchFile
 from mindspeed_dryrun.sweep.calibration_rows import RowsFile

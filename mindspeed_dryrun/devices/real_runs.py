@@ -10,7 +10,8 @@ from typing import Any
 import platformdirs
 import yaml
 
-from mindspeed_dryrun.errors import DryRunError, UsageError
+from mindspeed_dryrun.errors import UsageError
+from mindspeed_dryrun.files import cannot_write, write_text
 
 _PUBLISHED = Path(__file__).with_name("real_runs.yaml")
 # This many runs of their own describe a user's cluster better than what others published.
@@ -77,11 +78,9 @@ def save_run(run: RealRun, file: Path | None = None) -> Path:
     data: list[dict[str, Any]] = [asdict(known) for known in [*read_runs(file), run]]
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        temporary = file.with_suffix(".tmp")
-        temporary.write_text(yaml.safe_dump(data, sort_keys=False, allow_unicode=True), encoding="utf-8")
-        temporary.replace(file)
     except OSError as error:
-        raise DryRunError(f"Cannot write {file}: {error.strerror or error}.") from None
+        raise cannot_write(file, error) from None
+    write_text(file, yaml.safe_dump(data, sort_keys=False, allow_unicode=True))
     return file
 
 

@@ -20,13 +20,13 @@ import json
 import os
 import re
 import struct
-import uuid
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mindspeed_dryrun.errors import DryRunError, UsageError
+from mindspeed_dryrun.files import cannot_write, write_text
 from mindspeed_dryrun.record.model import EngineSummary
 from mindspeed_dryrun.record.run_spec import JobFile, PlannedRank
 
@@ -51,7 +51,7 @@ class Record:
         try:
             (path / "ranks").mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise _cannot_write(path, error) from None
+            raise cannot_write(path, error) from None
         record = cls(path)
         with record.locked():
             old = record.job() if (path / "job.json").exists() else None
@@ -133,7 +133,7 @@ class Record:
         try:
             descriptor = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
         except OSError as error:
-            raise _cannot_write(self.path, error) from None
+            raise cannot_write(self.path, error) from None
         try:
             yield descriptor
         finally:
@@ -184,27 +184,6 @@ def read_json(path: Path) -> Any:
 def write_json(path: Path, data: Any) -> None:
     """JSON, whole or not at all."""
     write_text(path, json.dumps(data, indent=2, ensure_ascii=False) + "\n")
-
-
-def write_text(path: Path, text: str) -> None:
-    """A temporary name, then a rename: on a full disk the old file stays, and a sentence says so."""
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
-    try:
-        with open(temporary, "w", encoding="utf-8", errors="surrogateescape") as stream:
-            stream.write(text)
-            stream.flush()
-            os.fsync(stream.fileno())
-        temporary.replace(path)
-    except OSError as error:
-        raise _cannot_write(path, error) from None
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-
-
-def _cannot_write(path: Path, error: OSError) -> DryRunError:
-    reason = error.strerror or str(error)
-    return DryRunError(f"Cannot write {path}: {reason}. What the record held before is unharmed; make room and run again.")
 
 
 def _is_free(path: Path) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from mindspeed_dryrun.language import t
 from mindspeed_dryrun.report import html
@@ -99,14 +98,6 @@ class PageSection:
 def render(title: str, verdict: Headline, sections: Sequence[PageSection]) -> str:
     """A whole page."""
     return html.from_template("strategy.html", title=title, verdict=verdict, sections=sections)
-
-
-def write(path: Path, text: str) -> None:
-    """Under a temporary name first, so that nobody reads half of it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.part")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
 
 
 def bars(variants: Sequence[tuple[str, int | None, int | None]], budget_mb: int | None) -> list[StrategyBar]:

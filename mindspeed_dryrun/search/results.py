@@ -13,6 +13,7 @@ from mindspeed_dryrun.devices.hardware import Hardware
 from mindspeed_dryrun.estimate import timeline, volumes
 from mindspeed_dryrun.estimate.strategy import Strategy
 from mindspeed_dryrun.estimate.time_model import Estimate, estimate, trust
+from mindspeed_dryrun.files import write_text
 from mindspeed_dryrun.language import message, t
 from mindspeed_dryrun.megatron.model_shape import ModelShape
 from mindspeed_dryrun.report import strategy_page as page
@@ -238,7 +239,8 @@ def write_results(
 ) -> list[Path]:
     """Everything a user takes along; returns what was written."""
     written = [folder / "search.html"]
-    page.write(written[0], to_html(result, shape, hardware, plan.script.name))
+    folder.mkdir(parents=True, exist_ok=True)
+    write_text(written[0], to_html(result, shape, hardware, plan.script.name))
     if not result.winners:
         return written
     best = result.winners[0]
@@ -248,13 +250,14 @@ def write_results(
         strategy_json(other, shape, estimate(shape, other.strategy, hardware, operators=other.operators), result.budget_mb)
         for other in result.winners[1:]
     ]
-    page.write(folder / "strategy.json", json.dumps(data, indent=2, ensure_ascii=False) + "\n")
+    write_text(folder / "strategy.json", json.dumps(data, indent=2, ensure_ascii=False) + "\n")
     target = folder / plan.script.name
     write_script(target, plan.script, best.strategy, plan.cards_per_node, plan.sets, plan.args)
-    page.write(folder / "convert_args.txt", " ".join(best.strategy.conversion_arguments()) + "\n")
+    write_text(folder / "convert_args.txt", " ".join(best.strategy.conversion_arguments()) + "\n")
     written += [folder / "strategy.json", target, folder / "convert_args.txt"]
     if trace is not None:
-        page.write(trace, json.dumps(timeline.trace(shape, best.strategy, hardware, best.operators)) + "\n")
+        trace.parent.mkdir(parents=True, exist_ok=True)
+        write_text(trace, json.dumps(timeline.trace(shape, best.strategy, hardware, best.operators)) + "\n")
         written.append(trace)
     return written
 

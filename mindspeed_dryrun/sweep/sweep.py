@@ -19,6 +19,7 @@ from mindspeed_dryrun.errors import DryRunError
 from mindspeed_dryrun.estimate.operators import read_operators
 from mindspeed_dryrun.estimate.strategy import read_strategy
 from mindspeed_dryrun.estimate.time_model import NEWEST, Estimate, Release, estimate
+from mindspeed_dryrun.files import write_text
 from mindspeed_dryrun.language import message, t
 from mindspeed_dryrun.launch.executors import Interrupted
 from mindspeed_dryrun.launch.executors.local import ending_on_signals
@@ -172,8 +173,9 @@ class Sweep:
 
     def save(self) -> None:
         """Writes the record of records."""
-        page.write(self.folder / "sweep.json", json.dumps(to_json(self.rows), indent=2, ensure_ascii=False) + "\n")
-        page.write(self.folder / "sweep.html", to_html(self.plan, self.rows))
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_text(self.folder / "sweep.json", json.dumps(to_json(self.rows), indent=2, ensure_ascii=False) + "\n")
+        write_text(self.folder / "sweep.html", to_html(self.plan, self.rows))
 
 
 def to_json(rows: Sequence[VariantResult]) -> dict[str, Any]:

@@ -1,0 +1,32 @@
+"""How the program writes a file: whole, or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import uuid
+from pathlib import Path
+
+from mindspeed_dryrun.errors import DryRunError
+
+
+def write_text(path: Path, text: str) -> None:
+    """A temporary name, then a rename: nobody reads half of it, and on a full disk the old file stays."""
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
+    try:
+        with open(temporary, "w", encoding="utf-8", errors="surrogateescape") as stream:
+            stream.write(text)
+            stream.flush()
+            os.fsync(stream.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        raise cannot_write(path, error) from None
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+
+
+def cannot_write(path: Path, error: OSError) -> DryRunError:
+    """A sentence with the reason."""
+    reason = error.strerror or str(error)
+    return DryRunError(f"Cannot write {path}: {reason}. What was there before is unharmed; make room and run again.")
