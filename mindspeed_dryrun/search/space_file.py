@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
@@ -15,7 +16,6 @@ from mindspeed_dryrun.search.space import Space
 from mindspeed_dryrun.user_file import Count, Counts, Switches, UserFile, names_of
 
 _CP_ALGORITHMS = {"ring": RING, "ulysses": ULYSSES, "hybrid": HYBRID[0]}
-_SIZES = ("tp", "pp", "dp", "cp", "ep", "expert_tp", "vpp", "micro_batch")
 _RECOMPUTE = r"none|selective|full|block|per_stage|(block|stage) +[1-9][0-9]*"
 
 
@@ -72,34 +72,47 @@ class LimitsSection(UserFile):
 
 def build_space(section: SpaceSection, limits: LimitsSection, cards_per_node: int, where: str) -> Space:
     """The space that the two sections of the file `where` describe."""
+    named = {key: getattr(section, key) for key in type(section).model_fields}
     choices: dict[str, Any] = {"max_tp": limits.max_tp or cards_per_node, "max_pp": limits.max_pp or 1 << 30}
-    for key in _SIZES:
-        if sizes := getattr(section, key):
-            choices["etp" if key == "expert_tp" else key] = tuple(sorted(set(sizes)))
+    for key, values in named.items():
+        if values is not None:
+            choices |= _CHOICES[key](values)
     for key, limit in (("tp", "max_tp"), ("pp", "max_pp")):
         if key in choices and min(choices[key]) > choices[limit]:
             raise UsageError(
                 f"{where}: 'space.{key}' starts at {min(choices[key])}, above 'limits.{limit}' {choices[limit]}: "
                 "nothing is left to search."
             )
-    for key in ("distributed_optimizer", "sequence_parallel"):
-        if switches := getattr(section, key):
-            choices[key] = tuple(dict.fromkeys(switches))
-    if section.cp_algorithm:
-        choices["cp_algorithms"] = tuple(_CP_ALGORITHMS[name] for name in section.cp_algorithm)
-    if section.dispatcher:
-        choices["dispatchers"] = section.dispatcher
-    if section.schedule:
-        choices["dualpipe"] = "dualpipev" in section.schedule
-    if section.options:
-        choices["options"] = section.options
-    if section.split:
-        choices["uneven"] = "uneven" in section.split
-    if section.recompute:
-        per_stage = "per_stage" in section.recompute
-        choices["per_stage"], choices["blocks"] = per_stage, per_stage or "block" in section.recompute
-        choices["recompute"] = tuple(_named(item) for item in section.recompute if item not in ("block", "per_stage"))
     return Space(**choices)
+
+
+def _sizes(name: str) -> Callable[[Any], dict[str, Any]]:
+    return lambda values: {name: tuple(sorted(set(values)))}
+
+
+def _as_given(name: str) -> Callable[[Any], dict[str, Any]]:
+    return lambda values: {name: tuple(dict.fromkeys(values))}
+
+
+def _recomputations(values: tuple[str, ...]) -> dict[str, Any]:
+    per_stage = "per_stage" in values
+    named = tuple(_named(item) for item in values if item not in ("block", "per_stage"))
+    return {"per_stage": per_stage, "blocks": per_stage or "block" in values, "recompute": named}
+
+
+# Key of the section → what it says about the space.
+_CHOICES: dict[str, Callable[[Any], dict[str, Any]]] = {
+    **{key: _sizes(key) for key in ("tp", "pp", "dp", "cp", "ep", "vpp", "micro_batch")},
+    "expert_tp": _sizes("etp"),
+    "cp_algorithm": lambda names: {"cp_algorithms": tuple(_CP_ALGORITHMS[name] for name in names)},
+    "dispatcher": _as_given("dispatchers"),
+    "recompute": _recomputations,
+    "distributed_optimizer": _as_given("distributed_optimizer"),
+    "sequence_parallel": _as_given("sequence_parallel"),
+    "split": lambda names: {"uneven": "uneven" in names},
+    "schedule": lambda names: {"dualpipe": "dualpipev" in names},
+    "options": _as_given("options"),
+}
 
 
 def _named(item: str) -> Recompute:
