@@ -62,7 +62,7 @@ def running(mark: str) -> list[str]:
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         try:
-            words, place = entry.joinpath("cmdline").read_bytes().decode(errors="replace"), os.readlink(entry / "cwd")
+            words, place = entry.joinpath("cmdline").read_bytes().decode(errors="replace"), str((entry / "cwd").readlink())
         except OSError:
             continue
         if words and (mark in words or place.startswith(mark)):
