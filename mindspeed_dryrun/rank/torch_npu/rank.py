@@ -45,7 +45,7 @@ def _accept_zeros() -> None:
 
 
 def _agree_on_tokens() -> None:
-    """With `--calculate-per-token-loss` stages assert that their counts of tokens agree; compared on the device that reads as False.
+    """With `--calculate-per-token-loss` stages assert that their counts of tokens agree; on the device that reads as False.
 
     It is the only use of `all` in that module (Megatron-LM core_v0.12.1, finalize_model_grads.py:324).
     """
