@@ -276,10 +276,17 @@ def _all(jobs: Iterable[RealJob], done: dict[str, list[dict[str, object]]], stac
         rows, place = done.get(job.key), find_script(job, stacks)
         if rows:
             known = {"current": job.ranks[0].current, "samples_told": bool(place and _sample_length(place[1]))}
-            result += [RealRank(**{**row, **known}) for row in rows]  # type: ignore[arg-type]
+            made = [RealRank(**{**row, **known}) for row in rows]  # type: ignore[arg-type]
+            result += [dataclasses.replace(rank, error=_plain(rank.error, stacks)) for rank in made]
         else:
             result += [dataclasses.replace(rank, error="not tried") for rank in job.ranks]
     return result
+
+
+def _plain(error: str, stacks: Path) -> str:
+    """An error without colours and without the folders of this machine."""
+    text = re.sub(r"\x1b\[[\d;]*m", "", error).replace(f"{stacks}/", "")
+    return text if len(text) < 160 else text.split(". ", 1)[0] + "."
 
 
 def _versions() -> str:
