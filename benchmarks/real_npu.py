@@ -30,7 +30,9 @@ from mindspeed_dryrun.record.store import rank_folder
 _LINE = re.compile(r"\(after 1 iterations\) memory \(MB\) \| allocated: ([\d.]+) \| max allocated: ([\d.]+)")
 # The size of a vocabulary is in the tokenizer, which is not here: what the public model's config.json says, by the job's name.
 # https://huggingface.co/meta-llama/Meta-Llama-3-8B/blob/main/config.json
-VOCABULARIES = {"llama3": 128256}
+# https://huggingface.co/nvidia/mamba2-8b-3t-4k, whose SentencePiece model has 256k tokens; the 2.7B jobs use the 8B's
+# (MindSpeed-LLM 2.2.0, examples/mcore/mamba2/data_convert_mamba_pretrain.sh:7)
+VOCABULARIES = {"llama3": 128256, "mamba2": 256000}
 # Where a script does not pad its samples, their length is the data set's. Alpaca, by its card: 47764738 bytes in 52002 samples, in
 # which a text stands twice, once in a template of about 190 characters; so 364 bytes, at four a token 91 tokens.
 # https://huggingface.co/datasets/tatsu-lab/alpaca (its only file is train-00000-of-00001-a09b74b3ef9c3b56.parquet)
@@ -52,6 +54,7 @@ class RealRank:
     allocated: float | None = None
     maximum: float | None = None
     error: str = ""
+    samples_told: bool = False  # the length of its samples is the data set's mean, not the script's
 
     @property
     def difference(self) -> float | None:
@@ -152,7 +155,9 @@ def _vocabulary(name: str) -> tuple[str, ...]:
 
 def _sample_length(script: Path) -> int:
     text = script.read_text(errors="replace")
-    return ALPACA_TOKENS if any(f"/{name}" in text for name in ALPACA) else 0
+    variable = any(flag in text for flag in ("--no-pad-to-seq-lengths", "--variable-seq-lengths"))
+    packed = any(flag in text for flag in ("--neat-pack", "--reset-attention-mask", "--reset-position-ids"))
+    return ALPACA_TOKENS if variable and not packed and any(f"/{name}" in text for name in ALPACA) else 0
 
 
 def summary(ranks: Sequence[RealRank]) -> str:
@@ -188,7 +193,12 @@ def markdown(ranks: Iterable[RealRank], versions: str, why: str = "") -> str:
         "",
         "Real: the baselines of upstream's own CI (Ascend/MindSpeed-LLM, `tests/**/baseline*/*.json`), read on Ascend NPUs after the",
         "first iteration; the card and the versions of torch_npu and CANN are not stated, and some baselines are older than the",
-        f"branch they stand in. Ours: the same script, unmodified, {versions}, no NPU, no CANN.",
+        f"branch they stand in. Ours: the same script, {versions}, no NPU, no CANN. Two things are told that",
+        "CI's files would tell, and nothing else: the size of a vocabulary that is only in a tokenizer (`-- --padded-vocab-size N`: "
+        + ", ".join(f"{name} {size}" for name, size in VOCABULARIES.items())
+        + ")",
+        f"and the length of Alpaca's samples where a script does not pad them (`--sample-length {ALPACA_TOKENS}`, the mean by the data",
+        "set's card; the jobs are marked with *). The longest sample of a batch decides the maximum: there ours may be below.",
         "Figures are megabytes (2^20 bytes) of torch_npu's allocator. Adam's states come after the first iteration: these are not the",
         "peaks of a run. Made by `benchmarks/real_npu.py`.",
         "",
@@ -199,7 +209,7 @@ def markdown(ranks: Iterable[RealRank], versions: str, why: str = "") -> str:
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for rank in ordered:
-        head = f"| {rank.job} | {rank.branch} | {rank.rank} | {rank.real_allocated:.1f} "
+        head = f"| {rank.job}{'*' if rank.samples_told else ''} | {rank.branch} | {rank.rank} | {rank.real_allocated:.1f} "
         if rank.allocated is None or rank.maximum is None:
             lines.append(head + f"| – | – | {rank.real_max:.1f} | – | did not run: {rank.error.replace('|', '/')} |")
             continue
@@ -237,16 +247,19 @@ def main() -> None:
         file.write_text(json.dumps(done, indent=1))
         for row in rows:
             print(row.job, row.branch, row.rank, row.difference, row.percent, row.error, flush=True)
-        args.markdown.write_text(markdown(_all(jobs, done), _versions(), kept(args.markdown)), encoding="utf-8")
-    ranks = _all(jobs, done)
+        args.markdown.write_text(markdown(_all(jobs, done, args.stacks), _versions(), kept(args.markdown)), encoding="utf-8")
+    ranks = _all(jobs, done, args.stacks)
     args.markdown.write_text(markdown(ranks, _versions(), kept(args.markdown)), encoding="utf-8")
     if args.margin:
         args.margin.write_text(json.dumps(margin(ranks), indent=2) + "\n", encoding="utf-8")
 
 
 def margin(ranks: Sequence[RealRank]) -> dict[str, float]:
-    """What the engine prints beside a verdict: how far max allocated was from the real one, on every job that ran, old baselines too."""
-    ran = [rank for rank in ranks if rank.percent is not None]
+    """What the engine prints beside a verdict: how far max allocated was from the real one, on every job that ran, old baselines too.
+
+    Not of jobs whose samples have a length that was told: a verdict counts the longest.
+    """
+    ran = [rank for rank in ranks if rank.percent is not None and not rank.samples_told]
     percents = [rank.percent or 0.0 for rank in ran]
     return {
         "jobs": len({(rank.job, rank.branch) for rank in ran}),
@@ -257,15 +270,23 @@ def margin(ranks: Sequence[RealRank]) -> dict[str, float]:
     }
 
 
-def _all(jobs: Iterable[RealJob], done: dict[str, list[dict[str, object]]]) -> list[RealRank]:
+def _all(jobs: Iterable[RealJob], done: dict[str, list[dict[str, object]]], stacks: Path) -> list[RealRank]:
     result = []
     for job in jobs:
-        rows = done.get(job.key)
+        rows, place = done.get(job.key), find_script(job, stacks)
         if rows:
-            result += [RealRank(**{**row, "current": job.ranks[0].current}) for row in rows]  # type: ignore[arg-type]
+            known = {"current": job.ranks[0].current, "samples_told": bool(place and _sample_length(place[1]))}
+            made = [RealRank(**{**row, **known}) for row in rows]  # type: ignore[arg-type]
+            result += [dataclasses.replace(rank, error=_plain(rank.error, stacks)) for rank in made]
         else:
             result += [dataclasses.replace(rank, error="not tried") for rank in job.ranks]
     return result
+
+
+def _plain(error: str, stacks: Path) -> str:
+    """An error without colours and without the folders of this machine."""
+    text = re.sub(r"\x1b\[[\d;]*m", "", error).replace(f"{stacks}/", "")
+    return text if len(text) < 160 else text.split(". ", 1)[0] + "."
 
 
 def _versions() -> str:

@@ -35,7 +35,7 @@ rank.prepare()
 import torch, torch_npu
 left, right = (torch.zeros(8192, 8192, device="npu") for _ in range(2))
 product = left @ right
-print("COUNTED", torch.npu.max_memory_allocated() >> 20, flush=True)
+print("COUNTED", torch.npu.memory_allocated() >> 20, flush=True)
 """
 
 

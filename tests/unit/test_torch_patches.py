@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import types
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from mindspeed_dryrun.launch import patch_catalogue
 from mindspeed_dryrun.rank.handlers import moe
 from mindspeed_dryrun.rank.handlers.tensor_methods import owner_of, replaced_method
 from mindspeed_dryrun.rank.torch_npu import atb
+from mindspeed_dryrun.rank.torch_npu import rank as torch_rank
 
 
 def test_an_engine_may_replace_a_shared_patch() -> None:
@@ -57,3 +60,13 @@ def test_counts_of_tokens_are_put_wherever_a_dispatcher_keeps_the_same_ones() ->
     assert (other.on_host, other.on_device) == ([4, 4], [0])  # a tensor of its own, which counts
     moe._put(other, [4, 4], "missing", "none")
     assert not hasattr(other, "missing")
+
+
+def test_counts_of_tokens_that_are_compared_on_the_device_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = types.ModuleType(torch_rank._FINALIZE)
+    exec("def check(values):\n    assert all(value == 1 for value in values)\n", module.__dict__)
+    monkeypatch.setitem(sys.modules, torch_rank._FINALIZE, module)
+    with pytest.raises(AssertionError):
+        module.check([0])
+    torch_rank._agree_on_tokens()
+    module.check([0])

@@ -15,6 +15,7 @@ from mindspeed_dryrun.rank.activation import ERROR_PREFIX, STAND_IN_LIBRARY
 from mindspeed_dryrun.rank.torch_npu import answers, history, slots
 
 _NOT_STARTED = "the trainer was not started, so that no NPU is touched. Start it through mindspeed-dryrun."
+_FINALIZE = "megatron.core.distributed.finalize_model_grads"
 # What a process of torch_npu loads of CANN; on the stand-in each is a link to one library.
 _OF_CANN = re.compile(r"/lib(ascendcl|hccl|ge_runner|opapi|runtime|acl_op_compiler)\.so")
 
@@ -35,11 +36,20 @@ def prepare() -> None:
     patcher.when_imported("torch_npu", _stop_unless_stand_in)
     patcher.when_imported("torch_npu", history.start)
     patcher.when_imported("torch.distributions.distribution", _accept_zeros)
+    patcher.when_imported(_FINALIZE, _agree_on_tokens)
 
 
 def _accept_zeros() -> None:
     """Bounds of distributions lie on the device and read as zeros: they are not checked (the router of Phi-3.5-MoE makes one)."""
     sys.modules["torch.distributions.distribution"].Distribution.set_default_validate_args(False)
+
+
+def _agree_on_tokens() -> None:
+    """With `--calculate-per-token-loss` stages assert that their counts of tokens agree; on the device that reads as False.
+
+    It is the only use of `all` in that module (Megatron-LM core_v0.12.1, finalize_model_grads.py:324).
+    """
+    sys.modules[_FINALIZE].__dict__["all"] = lambda values: True
 
 
 def memory() -> dict[str, Any]:

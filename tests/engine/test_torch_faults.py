@@ -1,0 +1,106 @@
+"""Faults on the torch_npu engine: a rank that breaks is told, nothing keeps running, nothing is written outside the record."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = [
+    pytest.mark.engine,
+    pytest.mark.skipif(
+        importlib.util.find_spec("torch_npu") is None, reason="torch_npu is not installed: pip install 'mindspeed-dryrun[torch]'"
+    ),
+]
+ROOT = Path(__file__).parents[2]
+TOY = """
+import os, subprocess, sys, time
+import torch, torch_npu
+from mindspeed_dryrun.rank import progress
+torch.npu.set_device(0)
+weight = torch.zeros(1024, 1024, device="npu")
+fault = os.environ["TOY_FAULT"]
+if fault == "raise":
+    raise ValueError("the router lost a token")
+if fault == "kill":
+    os.kill(os.getpid(), 9)
+if fault == "hang":
+    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", os.environ["TOY_MARK"]])
+    progress.iteration(1, 2)
+    time.sleep(600)
+if fault == "write":
+    torch.save({"weight": weight}, "relative.pt")
+    os.makedirs("checkpoints", exist_ok=True)
+    torch.save({"weight": weight}, "checkpoints/model.pt")
+progress.iteration(1, 1)
+"""
+
+
+def start(folder: Path, fault: str, *options: str) -> subprocess.Popen[str]:
+    folder.joinpath("toy.py").write_text(TOY)
+    folder.joinpath("train.sh").write_text("torchrun --nproc_per_node 2 toy.py --width 8\n")
+    command = [sys.executable, "-m", "mindspeed_dryrun.launch", "train.sh", "--out", "record", "--ranks", "0", *options]
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "TOY_FAULT": fault, "TOY_MARK": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
+    return subprocess.Popen(command, cwd=folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def rank_of(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(folder.joinpath("record", "report.json").read_text())["ranks"][0]
+    return found
+
+
+def running(mark: str) -> list[str]:
+    """Processes whose command line or working folder names the test's own folder."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            words, place = entry.joinpath("cmdline").read_bytes().decode(errors="replace"), str((entry / "cwd").readlink())
+        except OSError:
+            continue
+        if words and (mark in words or place.startswith(mark)):
+            found.append(words)
+    return found
+
+
+@pytest.mark.parametrize(("fault", "words"), [("raise", "the router lost a token"), ("kill", "SIGKILL")])
+def test_a_rank_that_breaks_has_failed_and_says_why(tmp_path: Path, fault: str, words: str) -> None:
+    process = start(tmp_path, fault)
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode == 1, output
+    assert rank_of(tmp_path)["status"] == "failed" and words in rank_of(tmp_path)["error"], output
+
+
+def test_a_rank_that_hangs_is_ended_with_its_children(tmp_path: Path) -> None:
+    process = start(tmp_path, "hang", "--timeout", "60")
+    output, _ = process.communicate(timeout=300)
+    assert (process.returncode, rank_of(tmp_path)["status"]) == (1, "timeout"), output
+    assert running(str(tmp_path)) == []
+
+
+def test_ctrl_c_leaves_no_process(tmp_path: Path) -> None:
+    process = start(tmp_path, "hang")
+    progress = tmp_path / "record" / "ranks" / "00000" / "progress.jsonl"
+    limit = time.monotonic() + 240
+    while not (progress.is_file() and "iteration" in progress.read_text()) and time.monotonic() < limit:
+        time.sleep(0.2)
+    assert len(running(str(tmp_path))) > 1
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert running(str(tmp_path)) == []
+
+
+def test_what_a_trainer_writes_stays_in_the_record(tmp_path: Path) -> None:
+    process = start(tmp_path, "write")
+    output, _ = process.communicate(timeout=300)
+    assert rank_of(tmp_path)["status"] == "ok", output
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["record", "toy.py", "train.sh"]
+    assert list(tmp_path.joinpath("record").rglob("relative.pt"))
