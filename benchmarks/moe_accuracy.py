@@ -63,6 +63,7 @@ DEEPSEEK3 = (
 )  # fmt: skip
 PREDICT = " --mtp-num-layers 1 --mtp-loss-scaling-factor 0.3"
 EXTENDED = GROUPED + TP2 + EP2 + " --moe-tp-extend-ep"
+OVERLAP = " --moe-alltoall-overlap-comm"
 COC = " --use-ascend-coc --coc-fused-kernel"
 TUNE = " --stage sft --is-instruction-dataset --prompt-type llama3 --finetune"
 LORA = " --lora-r 8 --lora-alpha 16 --lora-target-modules linear_qkv linear_proj linear_fc1 linear_fc2"
@@ -159,6 +160,11 @@ CASES = {
     "TP extends EP": experts(4, EXTENDED),
     "TP extends EP, shared experts, PP 2": experts(8, EXTENDED + PP2 + " --n-shared-experts 1"),
     "DeepSeek-V3 in small": experts(8, EXTENDED + PP2 + DEEPSEEK3 + PREDICT + " --mtp-mem-efficient-logits --reuse-fp32-param" + COC),
+    "overlapped EP 2": experts(2, GROUPED + EP2 + OVERLAP),
+    "overlapped EP 4, PP 2, shared experts": experts(8, GROUPED + EP4 + PP2 + OVERLAP + " --n-shared-experts 1"),
+    "overlapped EP 2, PP 2, recomputed": experts(4, GROUPED + EP2 + PP2 + OVERLAP + FULL),
+    "overlapped, TP extends EP": experts(4, EXTENDED + OVERLAP),
+    "overlapped, fused gradient accumulation": experts(2, GROUPED + EP2 + OVERLAP + " --gemm-gradient-accumulation-fusion"),
     "fused linear layers, no TP": experts(4, GROUPED + EP2 + PP2 + COC),
     "attention dropout": Case(2, " --attention-dropout 0.1 --use-distributed-optimizer"),
     "first and last stage with fewer layers": Case(

@@ -194,7 +194,7 @@ _TABLE: tuple[Flag, ...] = (
         te-rng-tracker inference-rng-tracker no-use-rts disable-bf16-reduced-precision-matmul prompt-type=
         prompt-type-path= bert-no-binary-head op-cal-tflops input-jitter"""),
     *_group(Handling.REFUSED, "experts", "a way to run experts that is not modelled: run it with the script's own trainer", """
-        moe-permute-fusion moe-input-jitter-eps= moe-extended-tp moe-alltoall-overlap-comm moe-allgather-overlap-comm
+        moe-permute-fusion moe-input-jitter-eps= moe-extended-tp moe-allgather-overlap-comm
         moe-fb-overlap moe-zero-memory=@fewer_activations moe-zero-memory-num-layers=
         moe-adaptive-recompute-activation@fewer_activations moe-adaptive-recompute-activation-scale=
         moe-layer-recompute@fewer_activations moe-model-type= moe-bmm-mc2 moe-dynamic-padding moe-enable-deepep

@@ -183,6 +183,7 @@ class ExpertFlags:
     moe_token_dispatcher_type: str = only("allgather", "alltoall", "alltoall_seq")
     moe_permutation_async_comm: bool = False
     moe_tp_extend_ep: bool = by_strategy(False)
+    moe_alltoall_overlap_comm: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -183,20 +183,44 @@ def _refuse_unmodelled(given: TrainerFlags) -> None:
         )
     if given.neat_pack and not packed:
         raise UsageError("--neat-pack needs --reset-attention-mask (--reset-position-ids up to 2.2.0).")
-    if given.num_experts and given.moe_token_dispatcher_type == "alltoall" and given.tensor_model_parallel_size > 1:
-        raise UsageError(
-            "--moe-token-dispatcher-type alltoall with tensor parallelism fails in MSAdapter (distributed.reduce_scatter): "
-            "use alltoall_seq."
-        )
-    seq = given.moe_token_dispatcher_type == "alltoall_seq" and given.moe_grouped_gemm
-    if given.moe_tp_extend_ep and not seq:
-        raise UsageError("--moe-tp-extend-ep works with --moe-grouped-gemm and --moe-token-dispatcher-type alltoall_seq only.")
+    _refuse_experts(given)
     _refuse_prediction(given)
     _refuse_latent_attention(given)
     _refuse_adapters(given)
     _refuse_preference(given)
     if given.use_ascend_coc and not given.coc_fused_kernel:
         raise UsageError("--use-ascend-coc is modelled with --coc-fused-kernel only.")
+
+
+def _refuse_experts(given: TrainerFlags) -> None:
+    if given.num_experts and given.moe_token_dispatcher_type == "alltoall" and given.tensor_model_parallel_size > 1:
+        raise UsageError(
+            "--moe-token-dispatcher-type alltoall with tensor parallelism fails in MSAdapter (distributed.reduce_scatter): "
+            "use alltoall_seq."
+        )
+    in_groups = given.moe_token_dispatcher_type == "alltoall_seq" and given.moe_grouped_gemm
+    if given.moe_tp_extend_ep and not in_groups:
+        raise UsageError("--moe-tp-extend-ep works with --moe-grouped-gemm and --moe-token-dispatcher-type alltoall_seq only.")
+    if given.moe_alltoall_overlap_comm:
+        _refuse_overlap(given, in_groups)
+
+
+def _refuse_overlap(given: TrainerFlags, in_groups: bool) -> None:
+    split = given.tensor_model_parallel_size > 1
+    for unmodelled, name in (
+        (not in_groups, "a dispatcher other than alltoall_seq, or without --moe-grouped-gemm,"),
+        (given.expert_model_parallel_size == 1, "--expert-model-parallel-size 1"),
+        (split and not given.moe_tp_extend_ep, "tensor parallelism and without --moe-tp-extend-ep"),
+        (
+            split and (given.n_shared_experts or given.moe_shared_expert_intermediate_size),
+            "tensor parallelism and shared experts",
+        ),
+        (given.moe_router_load_balancing_type == "group_limited_greedy", "group_limited_greedy"),
+    ):
+        if unmodelled:
+            raise UsageError(
+                f"--moe-alltoall-overlap-comm with {name} is not modelled: leave it out, or use the script's own trainer."
+            )
 
 
 def _refuse_prediction(given: TrainerFlags) -> None:

@@ -72,6 +72,7 @@ def used_peak(
             2, 2866, id="sigmoid scores in groups",
         ),
         pytest.param("--tensor-model-parallel-size 2 --moe-tp-extend-ep", 4, 1412, id="TP extends EP"),
+        pytest.param("--moe-alltoall-overlap-comm", 2, 2821, id="exchanges beside products"),
     ],
 )  # fmt: skip
 def test_experts_are_counted_as_mindspeed_llm_counts_them(tmp_path: Path, more: str, world_size: int, used_peak_mb: int) -> None:

@@ -75,6 +75,8 @@ def test_what_is_not_modelled_is_refused_by_name(args: str, named: str, kind: st
     [
         ("--num-experts 8 --moe-tp-extend-ep", "--moe-tp-extend-ep works with"),
         ("--mtp-num-layers 1 --recompute-norm", "--mtp-num-layers with recomputed norms"),
+        ("--num-experts 8 --moe-alltoall-overlap-comm", "--moe-alltoall-overlap-comm with a dispatcher other than"),
+        ("--neat-pack", "--neat-pack needs --reset-attention-mask"),
     ],
 )
 def test_what_is_not_modelled_together_is_refused(args: str, named: str) -> None:

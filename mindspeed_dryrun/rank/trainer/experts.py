@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import mindspore
 import torch
 import torch_npu
 from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear, mappings
@@ -22,7 +21,8 @@ from megatron.core.transformer.spec_utils import ModuleSpec
 from mindspore.ops.function import math_func
 
 from mindspeed_dryrun.megatron.settings import Settings
-from mindspeed_dryrun.rank.trainer import extended_experts, group_limited
+from mindspeed_dryrun.rank.trainer import extended_experts, group_limited, overlapped_experts
+from mindspeed_dryrun.rank.trainer.grouped import exchange, weights_gradient_in_place
 
 
 class GroupedProduct(torch.autograd.Function):  # type: ignore[misc]
@@ -41,12 +41,7 @@ class GroupedProduct(torch.autograd.Function):  # type: ignore[misc]
             x_gradient, weight_gradient, _ = math_func.gmm_backward([gradient], [x], [weight], ctx.group_list, 0)
             return None, x_gradient[0], weight_gradient[0], None, None
         x_gradient, _, _ = math_func.gmm_backward_fusion([gradient], [weight], ctx.group_list, 0)
-        # The kernel adds the weights' gradient to the buffer in place; what is returned only tells autograd that there is one.
-        placeholder = None
-        if hasattr(original_weight, "grad_added_to_main_grad"):
-            placeholder = torch.empty(weight.shape, dtype=x.dtype, device=torch.cuda.current_device(), requires_grad=False)
-            original_weight.grad_added_to_main_grad = True
-        return None, x_gradient[0], placeholder, None, None
+        return None, x_gradient[0], weights_gradient_in_place(original_weight, weight, x.dtype), None, None
 
 
 class GroupedExperts(GroupedMLP):  # type: ignore[misc]
@@ -64,6 +59,15 @@ class GroupedExperts(GroupedMLP):  # type: ignore[misc]
         hidden = self._product(tokens, first, tokens_per_expert, self.weight1)
         hidden = self.activation_func_with_probs(hidden, probabilities.unsqueeze(-1))
         return self._product(hidden, second, tokens_per_expert, self.weight2), None
+
+    def overlapped(self, tokens: Any, tokens_per_expert: Any, probabilities: Any, handover: Any) -> Any:
+        """The same in one function (`--moe-alltoall-overlap-comm`)."""
+        first = self.weight1.view(self.num_local_experts, self.config.hidden_size, -1)
+        second = self.weight2.view(self.num_local_experts, -1, self.config.hidden_size)
+        groups = torch.cumsum(tokens_per_expert, dim=0)
+        originals = (self.weight1, self.weight2)
+        how = overlapped_experts.How(groups, self.activation_func, originals, self.fused, handover)
+        return overlapped_experts.Products.apply(tokens, first, second, how, probabilities)
 
     def _product(self, x: Any, weight: Any, tokens_per_expert: Any, original_weight: Any) -> Any:
         group_list = torch.cumsum(tokens_per_expert, dim=0).tolist()
@@ -97,7 +101,9 @@ def expert_layer(settings: Settings) -> ModuleSpec:
         experts = ModuleSpec(module=SequentialMLP, submodules=linear)
     shared = ModuleSpec(module=SharedExpertMLP, params={"gate": settings.gated_shared_experts}, submodules=linear)
     layer = MoELayer
-    if settings.moe_tp_extend_ep:
+    if settings.moe_alltoall_overlap_comm:
+        layer = overlapped_experts.OverlappedLayer
+    elif settings.moe_tp_extend_ep:
         layer = extended_experts.ExtendedLayer
     elif settings.moe_router_load_balancing_type == "group_limited_greedy":
         layer = BalancedLayer
@@ -137,18 +143,9 @@ def config_fields(settings: Settings) -> dict[str, Any]:
 
 
 def all_to_all(ctx: Any, group: Any, x: Any, output_split_sizes: Any, input_split_sizes: Any) -> Any:
-    """`_AllToAll.forward` through MindSpore's collective (MindSpeed's `all_to_all_forward`): MSAdapter's takes no numpy sizes."""
+    """`_AllToAll.forward`."""
     ctx.group, ctx.output_split_sizes, ctx.input_split_sizes = group, output_split_sizes, input_split_sizes
-    if torch.distributed.get_world_size(group=group) == 1:
-        return x
-    x = x.contiguous()
-    if output_split_sizes is None:
-        output = torch.empty_like(x)
-    else:
-        output = x.new_empty(size=[int(sum(output_split_sizes)), *x.size()[1:]], dtype=x.dtype)
-    sizes = (None if output_split_sizes is None else list(part) for part in (output_split_sizes, input_split_sizes))
-    mindspore.mint.distributed.all_to_all_single(output, x, *sizes, group=group._name)
-    return output
+    return exchange(group, x, output_split_sizes, input_split_sizes)
 
 
 def install(mark_split: Any) -> None:

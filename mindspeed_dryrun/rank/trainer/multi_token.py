@@ -28,7 +28,7 @@ from megatron.core.transformer.spec_utils import ModuleSpec, build_module
 from megatron.core.utils import make_viewless_tensor
 
 from mindspeed_dryrun.megatron.settings import Settings
-from mindspeed_dryrun.rank import activation, installed
+from mindspeed_dryrun.rank.trainer import releases
 
 
 class PredictionLayer(MegatronModule):  # type: ignore[misc]
@@ -42,8 +42,8 @@ class PredictionLayer(MegatronModule):  # type: ignore[misc]
         options = {"gather_output": False, "bias": False, "skip_bias_add": False}
         self.eh_proj = ColumnParallelLinear(size * 2, size, config=config, init_method=config.init_method, **options)
         self.transformer_layer = build_module(layer, config=config)
-        if _builds_twice():
-            # The first layer goes when Python's collector gets to it: its weights are there for a while, as upstream.
+        if releases.since("26.1.0"):
+            # `mtp_layer_init_wrapper` builds it again. The first one goes when Python's collector gets to it, here as upstream.
             self.transformer_layer = build_module(layer, config=config)
 
     def forward(self, embedded: Any, hidden_states: Any, attention_mask: Any, rotary_pos_emb: Any) -> Any:
@@ -61,12 +61,6 @@ class PredictionLayer(MegatronModule):  # type: ignore[misc]
                 hidden_states=hidden_states, attention_mask=attention_mask, rotary_pos_emb=rotary_pos_emb
             )
         return hidden_states
-
-
-def _builds_twice() -> bool:
-    """From 26.1.0 on `mtp_layer_init_wrapper` builds the transformer layer again. A release that is not known is a new one."""
-    release = activation.current().release or installed.MASTER
-    return installed.number(release) >= installed.number("26.1.0")
 
 
 def block_spec(settings: Settings, norm: ModuleSpec, layer: ModuleSpec) -> ModuleSpec:

@@ -1,0 +1,200 @@
+"""`--moe-alltoall-overlap-comm`: a layer of experts as one autograd function, so that exchanges run beside products.
+
+MindSpeed's `MoELayerOverlapAllToAllSeq` and `GroupedMlpWithCompAndCommOverlapAll2AllSeq` (mindspeed/core/transformer/moe/
+moe_feature/overlap). What each step made is freed by hand as soon as the next one has what it needs, so memory differs from
+the plain layer's. Streams do not matter in a dry run; the order of the operators does.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from megatron.core import parallel_state
+from megatron.core.transformer.moe.moe_utils import permute, sort_chunks_by_idxs, unpermute
+from mindspore.ops.function import math_func
+
+from mindspeed_dryrun.rank.trainer import releases
+from mindspeed_dryrun.rank.trainer.extended_experts import ExtendedLayer
+from mindspeed_dryrun.rank.trainer.grouped import exchange, weights_gradient_in_place
+
+
+class OverlappedLayer(ExtendedLayer):
+    """Experts of one rank; with tensor parallelism only where it extends expert parallelism."""
+
+    def forward(self, hidden_states: Any) -> tuple[Any, Any]:
+        return _Layer.apply(hidden_states, self), None
+
+
+class _Handover:
+    """What the layer's backward pass gives the experts', and takes from it."""
+
+    needed: tuple[Any, ...] = ()
+    gradients: tuple[Any, Any] | None = None
+
+
+def _leaf(x: Any) -> Any:
+    """The start of a graph of its own (`detach_tensor` in moe_common.py)."""
+    if x.requires_grad and x.grad_fn is None:
+        return x
+    x = x.detach()
+    x.requires_grad = True
+    return x
+
+
+def _free(*tensors: Any) -> None:
+    for tensor in tensors:
+        tensor.untyped_storage().resize_(0)
+
+
+def _backward(output: Any, gradient: Any) -> None:
+    if gradient is not None and output.grad_fn is not None:
+        output.backward(gradient)
+
+
+class _Layer(torch.autograd.Function):  # type: ignore[misc]
+    @staticmethod
+    def forward(ctx: Any, hidden_states: Any, layer: Any) -> Any:
+        hidden_states = hidden_states.detach()
+        hidden_states.requires_grad = True
+        dispatcher, handover = layer.token_dispatcher, _Handover()
+        with torch.enable_grad():
+            scores_graph, routing_map = layer.router(hidden_states)
+        scores = _leaf(scores_graph)
+        shape = hidden_states.shape
+        with torch.enable_grad():
+            counts = dispatcher.preprocess(routing_map)
+            rows = hidden_states.view(-1, shape[-1])
+            sent, sent_scores, mapping = permute(rows, routing_map, probs=scores, num_out_tokens=dispatcher.num_out_tokens)
+        group = parallel_state.get_expert_tensor_and_model_parallel_group()
+        splits = dispatcher.output_splits, dispatcher.input_splits
+        received, received_scores = (exchange(group, x, *splits) for x in (sent, sent_scores))
+        shared = None
+        if layer.shared_experts is not None:
+            with torch.enable_grad():
+                shared = layer.shared_experts(hidden_states)
+        _free(sent_scores, sent)
+        received, received_scores = _leaf(received), _leaf(received_scores)
+        with torch.enable_grad():
+            tokens, token_scores = _sorted(dispatcher, received, received_scores)
+        _free(received, received_scores)
+        tokens_leaf, scores_leaf = _leaf(tokens), _leaf(token_scores)
+        with torch.enable_grad():
+            outcome = layer.experts.overlapped(tokens_leaf, counts, scores_leaf, handover)
+        outcome_leaf = _leaf(outcome)
+        with torch.enable_grad():
+            ordered = _restored(dispatcher, outcome_leaf)
+        _free(outcome_leaf)
+        returned = exchange(group, ordered, *reversed(splits))
+        _free(ordered)
+        returned_leaf = _leaf(returned)
+        with torch.enable_grad():
+            output = unpermute(returned_leaf, mapping, restore_shape=rows.shape, routing_map=routing_map).view(shape)
+        _free(returned_leaf, returned)
+        if shared is None:
+            total = output.detach()
+        else:
+            total = output + shared
+            _free(output, shared)
+        ctx.handover, ctx.splits, ctx.group = handover, splits, group
+        ctx.save_for_backward(
+            scores_graph, scores, sent, sent_scores, received, tokens, received_scores, token_scores, outcome, outcome_leaf,
+            ordered, returned_leaf, output, hidden_states, shared,
+        )  # fmt: skip
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> tuple[Any, ...]:
+        (
+            scores_graph, scores, sent, sent_scores, received, tokens, received_scores, token_scores, outcome, outcome_leaf,
+            ordered, returned_leaf, output, hidden_states, shared,
+        ) = ctx.saved_tensors  # fmt: skip
+        ctx.handover.needed = (ctx.group, ctx.splits, scores, received, tokens, received_scores, token_scores)
+        output.backward(gradient)
+        _free(output)
+        sent_back = exchange(ctx.group, returned_leaf.grad, *ctx.splits)
+        if shared is not None:
+            shared.backward(gradient)
+        _free(returned_leaf.grad)
+        _backward(ordered, sent_back)
+        _free(sent_back)
+        _backward(outcome, outcome_leaf.grad)
+        _free(outcome_leaf.grad)
+        gradients = ctx.handover.gradients
+        ctx.handover.gradients = None
+        torch.autograd.backward([sent, sent_scores], grad_tensors=list(gradients))
+        _free(*gradients)
+        scores_graph.backward(scores.grad)
+        return hidden_states.grad, None
+
+
+def _sorted(dispatcher: Any, tokens: Any, scores: Any) -> tuple[Any, Any]:
+    if dispatcher.num_local_experts == 1:
+        return tokens.clone(), scores.clone()
+    sizes = dispatcher.num_global_tokens_per_local_expert_cpu.ravel()
+    return sort_chunks_by_idxs(tokens, sizes, dispatcher.sort_input_by_local_experts, probs=scores)  # type: ignore[no-any-return]
+
+
+def _restored(dispatcher: Any, tokens: Any) -> Any:
+    if dispatcher.num_local_experts == 1:
+        return tokens.clone()
+    sizes = dispatcher.num_global_tokens_per_local_expert_cpu.T.ravel()
+    return sort_chunks_by_idxs(tokens, sizes, dispatcher.restore_output_by_local_experts)[0]
+
+
+class Products(torch.autograd.Function):  # type: ignore[misc]
+    """Both products of the experts; the backward pass starts the exchanges of the layer's."""
+
+    @staticmethod
+    def forward(ctx: Any, tokens: Any, first: Any, second: Any, how: Any, scores: Any) -> Any:
+        hidden = _leaf(math_func.gmm([tokens], [first], [], how.groups, 0, 0)[0])
+        scores = _leaf(scores)
+        with torch.enable_grad():
+            unscaled = how.activation(hidden)
+            activated = (unscaled * scores.unsqueeze(-1)).to(hidden.dtype)
+        output = math_func.gmm([activated], [second], [], how.groups, 0, 0)[0]
+        ctx.how = how
+        # From 2.3.0 on the backward pass holds this to its end; before, it went with the graph of the activation.
+        kept = unscaled if releases.since("2.3.0") else None
+        ctx.save_for_backward(tokens, scores, hidden, activated, first, second, kept)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> tuple[Any, ...]:
+        tokens, scores, hidden, activated, first, second, _kept = ctx.saved_tensors
+        how = ctx.how
+        group, splits, layer_scores, received, tokens_graph, received_scores, scores_graph = how.handover.needed
+        how.handover.needed = ()
+        back = math_func.gmm([gradient], [second.permute(0, 2, 1)], [], how.groups, 0, 0)[0]
+        second_gradient = how.weights_gradient(1, activated, gradient, second)
+        _free(gradient, activated)
+        activated.backward(back)
+        _free(scores, back, hidden)
+        tokens_gradient = math_func.gmm([hidden.grad], [first.permute(0, 2, 1)], [], how.groups, 0, 0)[0]
+        _free(layer_scores)
+        _backward(scores_graph, scores.grad)
+        scores_back = exchange(group, received_scores.grad, *reversed(splits))
+        _backward(tokens_graph, tokens_gradient)
+        _free(tokens_gradient)
+        tokens_back = exchange(group, received.grad, *reversed(splits))
+        how.handover.gradients = (tokens_back, scores_back)
+        first_gradient = how.weights_gradient(0, tokens, hidden.grad, first)
+        _free(hidden.grad)
+        return tokens_gradient, first_gradient, second_gradient, None, None
+
+
+class How:
+    """What one call of `Products` needs beside tensors."""
+
+    def __init__(self, groups: Any, activation: Any, originals: tuple[Any, Any], fused: bool, handover: Any) -> None:
+        self.groups = groups
+        self.activation = activation
+        self.originals = originals
+        self.fused = fused
+        self.handover = handover
+
+    def weights_gradient(self, index: int, x: Any, gradient: Any, weight: Any) -> Any:
+        """A tensor, or the buffer that holds all gradients with `--gemm-gradient-accumulation-fusion`."""
+        if self.fused:
+            return weights_gradient_in_place(self.originals[index], weight, x.dtype)
+        return math_func.gmm([x.t()], [gradient], [], self.groups, 2, 0)[0]
