@@ -48,12 +48,17 @@ _FRAGMENTS_WITHIN = 0.015
 
 @dataclass(frozen=True)
 class Prediction:
-    """Of the worst stage. `spread_mb` is one standard deviation of `actual_mb`."""
+    """Of the worst stage. `spread_mb` is one standard deviation of `actual_mb`, `used_spread_mb` of `used_mb`."""
 
     used_mb: float
     actual_mb: float
     spread_mb: float
     stage: int
+    used_spread_mb: float = math.inf
+
+    def least_mb(self, doubt: float) -> float:
+        """What is needed at least, so many standard deviations from what is believed: fragments are never below zero."""
+        return max(self.actual_mb - doubt * self.spread_mb, self.used_mb - doubt * self.used_spread_mb)
 
 
 @dataclass(frozen=True)
@@ -74,7 +79,6 @@ class MemoryModel:
         self.shape = shape
         self.observations: list[Observation] = []
         self._belief = self._new_belief()
-        self._fragments = _FRAGMENTS
         self._by_layout: dict[tuple[Strategy, int], tuple[float, float]] = {}
 
     def _new_belief(self) -> LinearBelief:
@@ -91,7 +95,6 @@ class MemoryModel:
                 noise = _NOISE_MB + _NOISE_SHARE * seen.used_mb
                 belief.observe(self._peak(seen.shape, seen.strategy, seen.stage), rest, noise)
             self._belief = belief
-        self._fragments = _fragment_ratio(self.observations)
         self._by_layout = _layout_ratios(self.observations)
 
     def _peak(self, shape: ModelShape, strategy: Strategy, stage: int) -> Features:
@@ -107,8 +110,8 @@ class MemoryModel:
 
     @property
     def fragments(self) -> float:
-        """What fragments are expected to add to the used peak, relative."""
-        return self._fragments[0]
+        """What fragments are expected to add to the used peak of a large run, relative."""
+        return _fragment_ratio(self.observations, max((item.used_mb for item in self.observations), default=1.0))[0]
 
     def predict(self, strategy: Strategy) -> Prediction:
         """The worst stage: the first, a middle one or the last, by what they hold."""
@@ -116,9 +119,9 @@ class MemoryModel:
         found = []
         for stage in telling_stages(self.shape, strategy):
             used, spread = self.stage(strategy, stage)
-            ratio, ratio_spread = self._by_layout.get((layout, stage), self._fragments)
+            ratio, ratio_spread = self._by_layout.get((layout, stage)) or _fragment_ratio(self.observations, used)
             whole = math.hypot(spread * (1 + ratio), used * ratio_spread)
-            found.append(Prediction(used, used * (1 + ratio), whole, stage))
+            found.append(Prediction(used, used * (1 + ratio), whole, stage, spread))
         return max(found, key=lambda prediction: prediction.actual_mb)
 
     def gain(self, target: Strategy, stage: int, probe: Strategy, probe_shape: ModelShape) -> float:
@@ -373,13 +376,14 @@ def _prior_by_kind(name: str, shape: ModelShape) -> Prior:
     return Prior(size + (more if part != "routed" else 0.0), spread * size if doubt == 1.0 else 0.4 * size)
 
 
-def _fragment_ratio(seen: Sequence[Observation]) -> tuple[float, float]:
-    """Mean and spread of actual over used, the prior counted as four observations."""
+def _fragment_ratio(seen: Sequence[Observation], used_mb: float) -> tuple[float, float]:
+    """Mean and spread of actual over used at this size, the prior counted as four observations. A smaller run tells less:
+    a fragment that is a tenth of a small peak is none of a large one."""
     mean, spread = _FRAGMENTS
-    ratios = [item.actual_mb / item.used_mb - 1 for item in seen]
-    count = len(ratios) + 4
-    centre = (4 * mean + sum(ratios)) / count
-    variance = (4 * spread**2 + sum((ratio - centre) ** 2 for ratio in ratios)) / count
+    weighed = [(min(1.0, item.used_mb / used_mb) ** 2, item.actual_mb / item.used_mb - 1) for item in seen]
+    count = sum(weight for weight, _ in weighed) + 4
+    centre = (4 * mean + sum(weight * ratio for weight, ratio in weighed)) / count
+    variance = (4 * spread**2 + sum(weight * (ratio - centre) ** 2 for weight, ratio in weighed)) / count
     return centre, math.sqrt(variance)
 
 

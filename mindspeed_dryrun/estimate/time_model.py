@@ -252,7 +252,8 @@ def _stage_end(case: Case, stage: int, microbatch: float) -> tuple[float, float]
         reduce = gather_seconds(4.0 * parameters, size, stride, case.hardware) if parameters else 0.0
         gather = reduce
         if strategy.distributed_optimizer:
-            gather = gather_seconds(2.0 * parameters, size, stride, case.hardware) if parameters else 0.0
+            times = volumes.weight_gathers(strategy, operators.overlapped_gather)
+            gather = times * gather_seconds(2.0 * parameters, size, stride, case.hardware) if parameters else 0.0
             step += parameters / size
         else:
             step += parameters

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from mindspeed_dryrun.estimate.stage_parts import stage_parameters
-from mindspeed_dryrun.estimate.strategy import Strategy
+from mindspeed_dryrun.estimate.stage_parts import chunk_layers, expert_parameters, stage_parameters
+from mindspeed_dryrun.estimate.strategy import DEFAULT_DISPATCHER, Strategy
 from mindspeed_dryrun.megatron.model_shape import ModelShape
 from mindspeed_dryrun.record.communication import Collective, read_collectives
 from mindspeed_dryrun.record.store import Record
@@ -31,11 +31,13 @@ def head_times(strategy: Strategy) -> int:
 
 @dataclass(frozen=True)
 class Volumes:
-    """Bytes of one rank: tensor and context parallelism for a microbatch, the gradients' for an iteration."""
+    """Bytes of one rank: tensor and context parallelism and tokens for experts for a microbatch, the gradients' for an
+    iteration."""
 
     tensor: float = 0.0
     context: float = 0.0
     data: float = 0.0
+    experts: float = 0.0
 
 
 def hidden_bytes(shape: ModelShape, strategy: Strategy) -> float:
@@ -55,11 +57,31 @@ def all_to_all_bytes(shape: ModelShape, strategy: Strategy) -> float:
     return tokens * shape.head_dim * 2 * (2 * shape.heads + 2 * shape.query_groups) / strategy.tp
 
 
-def counted(shape: ModelShape, strategy: Strategy, stage: int) -> Volumes:
+def exchange_bytes(shape: ModelShape, strategy: Strategy) -> float:
+    """A microbatch's tokens on the way to their experts, once for each of them; as much comes back."""
+    tokens = strategy.micro_batch * shape.seq / strategy.cp / (strategy.tp if strategy.sequence_parallel else 1)
+    return 2.0 * tokens * shape.experts.topk * shape.hidden if shape.experts else 0.0
+
+
+def weight_gathers(strategy: Strategy, overlapped: bool = False) -> int:
+    """How often the distributed optimizer gathers the weights in an iteration. Experts have an optimizer of their own, and
+    each of the two gathers all (Megatron-LM core_v0.12.1, core/optimizer/distrib_optimizer.py:2107)."""
+    return 2 if strategy.etp and strategy.ep > 1 and not overlapped else 1
+
+
+def checked_parts(strategy: Strategy) -> tuple[str, ...]:
+    """Volumes of which both sides count the same. The engine's list does not tell the tensor-parallel gathers of attention
+    from those of experts, nor gathered tokens from gathered weights."""
+    if not strategy.etp:
+        return "tensor", "context", "data"
+    return ("context",) if strategy.dispatcher == DEFAULT_DISPATCHER else ("context", "data", "experts")
+
+
+def counted(shape: ModelShape, strategy: Strategy, stage: int, overlapped_gather: bool = False) -> Volumes:
     """What the time model counts on."""
     layers = sum(strategy.stages[stage])
     again = sum(strategy.recomputed(stage))
-    tensor = context = data = 0.0
+    tensor = context = data = exchanged = 0.0
     if strategy.tp > 1:
         backward = LAYER_BACKWARD_WAITED + LAYER_BACKWARD_OVERLAPPED if strategy.sequence_parallel else LAYER_FORWARD
         times = layers * (LAYER_FORWARD + backward) + again * LAYER_FORWARD
@@ -70,10 +92,16 @@ def counted(shape: ModelShape, strategy: Strategy, stage: int) -> Volumes:
         context = (3 * layers + again) * (strategy.cp - 1) * ring_bytes(shape, strategy)
     elif strategy.cp > 1:
         context = (2 * layers + again) * all_to_all_bytes(shape, strategy)
-    if strategy.dp * strategy.cp > 1:
-        parameters = stage_parameters(shape, strategy, stage)
-        data = (4.0 + 2.0 if strategy.distributed_optimizer else 8.0) * parameters
-    return Volumes(tensor, context, data)
+    parameters = stage_parameters(shape, strategy, stage) if strategy.replicas > 1 else 0.0
+    parameters += expert_parameters(shape, strategy, stage) if strategy.expert_replicas > 1 else 0.0
+    if parameters:
+        shared = 4.0 + 2.0 * weight_gathers(strategy, overlapped_gather)
+        data = (shared if strategy.distributed_optimizer else 8.0) * parameters
+    if strategy.ep > 1 and strategy.dispatcher != DEFAULT_DISPATCHER:
+        # There and back, forward, backward, and forward again where it is recomputed.
+        chunks = chunk_layers(shape, strategy, stage)
+        exchanged = sum(4 * chunk.mixtures + 2 * chunk.mixtures_again for chunk in chunks) * exchange_bytes(shape, strategy)
+    return Volumes(tensor, context, data, exchanged)
 
 
 def listed(record: Path, strategy: Strategy) -> dict[int, Volumes]:
@@ -85,20 +113,24 @@ def listed(record: Path, strategy: Strategy) -> dict[int, Volumes]:
         stage, iterations = result.get("stage"), result.get("iterations")
         if not microbatches or not iterations or stage is None or stage in found:
             continue
-        sums = {"tensor": 0.0, "context": 0.0, "data": 0.0}
+        sums = {"tensor": 0.0, "context": 0.0, "data": 0.0, "experts": 0.0}
         for call in read_collectives(record, rank):
             kind = _kind(call, rank, strategy)
             if kind:
                 sums[kind] += call.bytes * (2 if "AllReduce" in call.primitive else 1)
         if any(sums.values()):
             steps = iterations * microbatches
-            found[stage] = Volumes(sums["tensor"] / steps, sums["context"] / steps, sums["data"] / iterations)
+            found[stage] = Volumes(
+                sums["tensor"] / steps, sums["context"] / steps, sums["data"] / iterations, sums["experts"] / steps
+            )
     return found
 
 
 def _kind(call: Collective, rank: int, strategy: Strategy) -> str | None:
     if len(call.ranks) < 2:
         return None
+    if strategy.ep > 1 and strategy.cp == 1 and "AllToAll" in call.primitive:
+        return "experts"
     tensor = range(rank - rank % strategy.tp, rank - rank % strategy.tp + strategy.tp)
     if set(call.ranks) == set(tensor):
         return "tensor"

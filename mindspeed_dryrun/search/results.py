@@ -105,9 +105,14 @@ def communication(winner: Candidate, shape: ModelShape) -> list[dict[str, Any]]:
     """By stage, in MB: what the engine lists in the winner's dry run, and what its predicted time counts on."""
     if winner.measurement is None or winner.measurement.record is None:
         return []
-    found = volumes.listed(Path(winner.measurement.record), winner.strategy)
+    strategy, overlapped = winner.strategy, winner.operators.overlapped_gather
+    found = volumes.listed(Path(winner.measurement.record), strategy)
     return [
-        {"stage": stage, "engine_mb": _megabytes(seen), "model_mb": _megabytes(volumes.counted(shape, winner.strategy, stage))}
+        {
+            "stage": stage,
+            "engine_mb": _megabytes(seen),
+            "model_mb": _megabytes(volumes.counted(shape, strategy, stage, overlapped)),
+        }
         for stage, seen in sorted(found.items())
     ]
 
@@ -120,6 +125,7 @@ _PART_SENTENCES = {
     "tensor": "tensor parallelism, a microbatch",
     "context": "context parallelism, a microbatch",
     "data": "gradients and weights, an iteration",
+    "experts": "tokens to their experts and back, a microbatch",
 }
 
 
@@ -132,7 +138,8 @@ def communication_line(winner: Candidate, shape: ModelShape) -> str:
     if not stages:
         return t("Communication was counted from the model's shape; the dry run left no list of collectives.")
     shown, worst = [], 0.0
-    for name, what in _PART_SENTENCES.items():
+    for name in volumes.checked_parts(strategy):
+        what = _PART_SENTENCES[name]
         pairs = [(stage["engine_mb"][name], stage["model_mb"][name]) for stage in stages]
         engine, model = max(pairs)
         if engine:

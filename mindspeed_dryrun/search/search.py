@@ -235,8 +235,7 @@ class Search:
         for candidate in self._runnable():
             looked += 1
             prediction = candidate.prediction = self.model.predict(candidate.strategy)
-            sure = prediction.actual_mb - self.doubt * prediction.spread_mb
-            if sure > self.budget_mb:
+            if prediction.least_mb(self.doubt) > self.budget_mb:
                 continue
             found += 1
             # One that certainly fits and is the fastest of all needs no more knowledge, only its dry run.
@@ -359,7 +358,7 @@ class Search:
     def _excess(self, candidate: Candidate) -> float:
         """By how much the prediction lies above the budget beyond doubt; below 0 it may fit."""
         prediction = candidate.prediction or self.model.predict(candidate.strategy)
-        return prediction.actual_mb - self.doubt * prediction.spread_mb - self.budget_mb
+        return prediction.least_mb(self.doubt) - self.budget_mb
 
     def _fits(self, candidate: Candidate) -> bool:
         measured = candidate.measurement

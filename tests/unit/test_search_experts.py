@@ -18,6 +18,7 @@ from mindspeed_dryrun.estimate.operators import Operators
 from mindspeed_dryrun.estimate.stage_parts import expert_parameters, keeps_mixtures, mixture_layers, stage_parameters
 from mindspeed_dryrun.estimate.strategy import Recompute, Strategy, apply, read_strategy
 from mindspeed_dryrun.estimate.timeline import trace
+from mindspeed_dryrun.estimate.volumes import counted
 from mindspeed_dryrun.megatron.arguments import Arguments
 from mindspeed_dryrun.megatron.checks import read_checked
 from mindspeed_dryrun.megatron.flags import with_tag
@@ -299,3 +300,18 @@ def test_a_space_that_the_trainer_refuses_as_a_whole_says_why() -> None:
     listed = strategies(shape, 32, Space(vpp=(1,), micro_batch=(1,)), "alltoall")
     with pytest.raises(DryRunError, match="with no strategy of this space: This flag is not modelled"):
         Search(shape, listed, HARDWARE, 58166, MixtureOracle(shape), 1, refusal=lambda _: "This flag is not modelled.").run()
+
+
+def test_volumes_of_a_mixture_are_those_that_the_engine_lists() -> None:
+    # Qwen3-30B-A3B on 16 cards, dry-run: 13827M of exchanged tokens a microbatch, 5880M of gradients and weights an iteration.
+    shape = MIXTURES["qwen3-30b-a3b"]
+    strategy = Strategy(
+        1, 2, 8, 1, 1, ((24,), (24,)), Recompute("block", 6, (6, 0)), distributed_optimizer=True, ep=8, etp=1,
+        dispatcher="alltoall_seq",
+    )  # fmt: skip
+    found = counted(shape, strategy, 0)
+    assert found.experts / 2**20 == pytest.approx(13827, rel=1e-3)
+    assert found.data / 2**20 == pytest.approx(5880, rel=1e-3)
+    # Overlapped gathers are one for both optimizers; experts with replicas reduce their gradients, too.
+    assert counted(shape, strategy, 0, overlapped_gather=True).data == pytest.approx(found.data * 6 / 8)
+    assert counted(shape, dataclasses.replace(strategy, ep=4), 0).data > 2 * found.data
