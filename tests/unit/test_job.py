@@ -95,6 +95,18 @@ def test_the_remedies_work() -> None:
     assert job(8, "--global-batch-size 56").microbatches == 7
 
 
+@pytest.mark.parametrize(
+    ("world", "extra", "sentence"),
+    [
+        (8, "--num-layers 1000000000", "at most 10000 layers"),
+        (1 << 30, "--global-batch-size 1073741824", "at most 1048576"),
+    ],
+)
+def test_a_slip_of_the_finger_does_not_fill_the_memory(world: int, extra: str, sentence: str) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        job(world, extra)
+
+
 def test_missing_arguments_are_named() -> None:
     with pytest.raises(UsageError, match="lack --seq-length, --micro-batch-size"):
         job(base="--num-layers 2 --hidden-size 64 --num-attention-heads 4")
