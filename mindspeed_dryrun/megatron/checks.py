@@ -117,6 +117,12 @@ def _check_experts(arguments: Arguments, layout: Layout) -> None:
             f"World size {layout.world_size} is not divisible by expert TP {expert_tp} × EP {parallel.ep} × "
             f"PP {parallel.pp} = {grid}."
         )
+    # Megatron-LM, core/parallel_state.py, "When not using pp-last rank ordering"
+    if arguments.has("--use-tp-pp-dp-mapping") and parallel.pp > 1 and expert_tp * parallel.ep != parallel.tp * parallel.cp:
+        raise UsageError(
+            f"--use-tp-pp-dp-mapping needs expert TP {expert_tp} × EP {parallel.ep} to be TP {parallel.tp} × CP {parallel.cp}: "
+            "Megatron stops otherwise. Leave the mapping out."
+        )
     if expert_tp != parallel.tp and arguments.text("--moe-token-dispatcher-type") == "alltoall_seq":
         raise UsageError(
             f"--moe-token-dispatcher-type alltoall_seq does not work with expert TP {expert_tp} and TP {parallel.tp}: "

@@ -79,6 +79,8 @@ def test_num_layer_list() -> None:
         (8, "--hidden-size 3585 --ffn-hidden-size 18944", ["3585", "28 attention heads"]),
         (8, "--num-layers many", ["--num-layers expects a whole number and got 'many'"]),
         (8, "--micro-batch-size 0", ["--micro-batch-size is 0"]),
+        (8, "--pipeline-model-parallel-size 2 --num-experts 8 --expert-model-parallel-size 2 --use-tp-pp-dp-mapping",
+         ["--use-tp-pp-dp-mapping", "expert TP 1 × EP 2", "TP 1 × CP 1"]),
     ],
 )  # fmt: skip
 def test_refusals_have_numbers_and_a_remedy(world: int, extra: str, sentences: list[str]) -> None:
