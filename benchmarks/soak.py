@@ -86,7 +86,7 @@ def one_round(home: Home, rng: random.Random, number: int, known: dict[str, Figu
         count["kills"] += bool(done)
         count[done or "over before the signal"] += 1
         if "Traceback" in said and "mindspeed_dryrun" in said:
-            wrong.append(f"traceback after {done}: {said[-600:]}")
+            wrong.append(f"traceback after {done}: {said[said.index('Traceback') - 200 :][:1500]}")
         wrong += [f"after {done or 'the end'}: {item}" for item in [*home.left(), *half_files(out)]]
         if (out / "job.json").exists() and "Traceback" in (said := home.run("report", str(out))[1]):
             wrong.append(f"report of a stopped run: {said[-600:]}")

@@ -13,7 +13,15 @@ from collections.abc import Callable, Iterator, Sequence
 
 from mindspeed_dryrun import __version__
 from mindspeed_dryrun.commands.help import Formatter, Parser, translate_help
-from mindspeed_dryrun.errors import DryRunError, Interrupted, UsageError, did_you_mean, exit_status_after, received
+from mindspeed_dryrun.errors import (
+    DryRunError,
+    Interrupted,
+    UsageError,
+    check_interrupted,
+    did_you_mean,
+    exit_status_after,
+    received,
+)
 from mindspeed_dryrun.language import LANGUAGES, set_language, t
 from mindspeed_dryrun.terminal import plain, protect_streams
 
@@ -110,6 +118,7 @@ def status_of(run: Callable[[], int]) -> int:
         with _ending_on_signals():
             status = run()
             sys.stdout.flush()  # here, where a full disk is still a sentence
+            check_interrupted()
         return status
     except DryRunError as error:
         print(f"mindspeed-dryrun: {plain(t(str(error)))}", file=sys.stderr)
@@ -123,11 +132,15 @@ def status_of(run: Callable[[], int]) -> int:
 def _ending_on_signals() -> Iterator[None]:
     """SIGTERM and SIGHUP unwind as Ctrl-C does: temporary folders go, processes end. What is ignored (nohup) stays so."""
 
+    def dropped(unraisable: sys.UnraisableHookArgs) -> None:
+        if not isinstance(unraisable.exc_value, KeyboardInterrupt):  # it came inside a `__del__`; `received` has it
+            hook(unraisable)
+
     def unwind(number: int, frame: object) -> None:
         for again in (signal.SIGTERM, signal.SIGHUP):
             signal.signal(again, signal.SIG_IGN)  # the tidying up is not interrupted
         received.append(number)
-        raise Interrupted(number)
+        raise KeyboardInterrupt if number == signal.SIGINT else Interrupted(number)
 
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -135,7 +148,8 @@ def _ending_on_signals() -> Iterator[None]:
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     for number, handler in before.items():
         if handler is signal.SIG_DFL:
-            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else unwind)
+            signal.signal(number, unwind)
+    hook, sys.unraisablehook = sys.unraisablehook, dropped
     try:
         yield
     except Exception:
@@ -144,5 +158,6 @@ def _ending_on_signals() -> Iterator[None]:
         raise
     finally:
         received.clear()
+        sys.unraisablehook = hook
         for number, handler in before.items():
             signal.signal(number, handler)

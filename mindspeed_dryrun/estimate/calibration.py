@@ -30,8 +30,9 @@ _TIME_SPREAD = 0.03
 # A fit is never claimed to be better than this.
 _LEAST_ERROR = 0.05
 
-_ELAPSED = re.compile(r"elapsed time per iteration \(ms\):\s*([0-9.]+)")
-_THROUGHPUT = re.compile(r"throughput per GPU \(TFLOP/s/GPU\):\s*([0-9.]+)")
+_NUMBER = r"[0-9]+(?:\.[0-9]*)?(?![0-9.])"
+_ELAPSED = re.compile(rf"elapsed time per iteration \(ms\):\s*({_NUMBER})")
+_THROUGHPUT = re.compile(rf"throughput per GPU \(TFLOP/s/GPU\):\s*({_NUMBER})")
 # Megatron prints its arguments as `  name .......... value`.
 _ARGUMENT = re.compile(r"^\s*(?:\[[^\]]*\]:?\s*)?([a-z][a-z0-9_]*) \.{3,} (.*?)\s*$")
 

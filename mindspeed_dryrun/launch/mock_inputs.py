@@ -81,7 +81,7 @@ def _tokens(job: Job) -> int | None:
                 model = data["model"]["vocab"]
                 words = set(model) if isinstance(model, dict) else {piece[0] for piece in model}
                 return len(words | {item["content"] for item in data.get("added_tokens", ())})
-            except (OSError, ValueError, KeyError, TypeError, IndexError):
+            except (OSError, ValueError, KeyError, TypeError, IndexError, RecursionError):
                 continue
     return None
 

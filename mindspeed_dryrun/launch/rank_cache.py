@@ -96,7 +96,7 @@ class RankCache:
             shutil.rmtree(target, ignore_errors=True)
             incoming.rename(target)
             os.utime(entry)  # the last ones used stay
-        except (OSError, ValueError, KeyError, TypeError, DryRunError):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError, DryRunError):
             shutil.rmtree(incoming, ignore_errors=True)
             return False
         return True

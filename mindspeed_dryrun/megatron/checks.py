@@ -10,12 +10,16 @@ from mindspeed_dryrun.megatron.arguments import Arguments
 from mindspeed_dryrun.megatron.flags import with_tag
 from mindspeed_dryrun.megatron.layout import RING, ULYSSES, Batch, Layout, read_batch, read_layout
 
+_MOST_LAYERS = 10_000
+_MOST_RANKS = 1 << 20
+
 
 def read_checked(arguments: Arguments, world_size: int) -> tuple[Layout, Batch]:
     """Layout and batch of arguments that Megatron would accept; `UsageError` with the numbers and the way out otherwise."""
     missing = [flag for flag in with_tag("required") if not arguments.has(flag)]
     if missing:
         raise UsageError(f"The trainer's arguments lack {', '.join(missing)}.")
+    _check_size(arguments, world_size)
     layout = read_layout(arguments, world_size)
     batch = read_batch(arguments, layout.parallel.dp)
     _check_schedule(arguments, layout, batch)
@@ -25,6 +29,15 @@ def read_checked(arguments: Arguments, world_size: int) -> tuple[Layout, Batch]:
     _check_experts(arguments, layout)
     _check_flags(arguments)
     return layout, batch
+
+
+def _check_size(arguments: Arguments, world_size: int) -> None:
+    """Every layer and every rank is listed: a slip of the finger must not fill the memory of this machine."""
+    layers = arguments.positive("--num-layers", 1)
+    if layers > _MOST_LAYERS:
+        raise UsageError(f"--num-layers is {layers}: a dry run takes at most {_MOST_LAYERS} layers.")
+    if world_size > _MOST_RANKS:
+        raise UsageError(f"The job has {world_size} ranks: a dry run takes at most {_MOST_RANKS}.")
 
 
 def _check_schedule(arguments: Arguments, layout: Layout, batch: Batch) -> None:
@@ -103,6 +116,12 @@ def _check_experts(arguments: Arguments, layout: Layout) -> None:
         raise UsageError(
             f"World size {layout.world_size} is not divisible by expert TP {expert_tp} × EP {parallel.ep} × "
             f"PP {parallel.pp} = {grid}."
+        )
+    # Megatron-LM, core/parallel_state.py, "When not using pp-last rank ordering"
+    if arguments.has("--use-tp-pp-dp-mapping") and parallel.pp > 1 and expert_tp * parallel.ep != parallel.tp * parallel.cp:
+        raise UsageError(
+            f"--use-tp-pp-dp-mapping needs expert TP {expert_tp} × EP {parallel.ep} to be TP {parallel.tp} × CP {parallel.cp}: "
+            "Megatron stops otherwise. Leave the mapping out."
         )
     if expert_tp != parallel.tp and arguments.text("--moe-token-dispatcher-type") == "alltoall_seq":
         raise UsageError(

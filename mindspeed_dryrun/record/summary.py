@@ -198,10 +198,13 @@ def _rank_report(
         {**result, "stage": task.stage, "why": task.why, "rank": task.rank, "represents": represents, "communicators": ()},
         f"The result.json of rank {task.rank}",
     )
-    groups = result.get("groups")
-    if not isinstance(groups, dict):
-        return rank
-    found = communicators(groups, layout, Arguments(job.job.trainer_args), job.environment)
+    groups = result.get("groups") or {}
+    found = communicators(
+        read_as(dict[str, tuple[int, ...]], groups, f"The groups of rank {task.rank}"),
+        layout,
+        Arguments(job.job.trainer_args),
+        job.environment,
+    )
     return dataclasses.replace(rank, communicators=found)
 
 

@@ -128,7 +128,7 @@ def read_choice(data: Any, subject: Subject) -> Choice:
     """A state of the page; `UsageError` for anything that is neither a flag of the registry nor a variable of the script."""
     if not isinstance(data, dict) or set(data) - {"sets", "flags", "device", "budget"}:
         raise UsageError("A choice has sets, flags, device and budget.")
-    sets, flags = data.get("sets") or {}, data.get("flags") or {}
+    sets, flags = ({} if data.get(name) is None else data[name] for name in ("sets", "flags"))
     if not isinstance(sets, dict) or not isinstance(flags, dict) or len(sets) + len(flags) > _MOST:
         raise UsageError(f"A choice changes at most {_MOST} things.")
     for name, value in sets.items():

@@ -102,7 +102,11 @@ class Session:
         return one
 
     def search(self, choice: Choice) -> None:
-        """Starts a search over the strategies of this choice's model; what it dry-runs becomes tries."""
+        """Starts a search over the strategies of this choice's model; what it dry-runs becomes tries.
+
+        `UsageError` where Megatron would refuse the choice itself.
+        """
+        self.subject.job(choice)
         with self._lock:
             if self.searching:
                 raise Busy("A search is running already.")

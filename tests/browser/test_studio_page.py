@@ -157,11 +157,27 @@ def test_open_change_undo_compare_and_keep_the_address(served: Served, page: Any
     assert page.input_value("#c-recompute") == "full uniform 1"
 
 
-def test_an_advice_is_one_click_and_an_exported_script_counts_the_same(served: Served, page: Any, tmp_path: Path) -> None:
+def test_change_tp_apply_an_advice_undo_compare_and_run_the_exported_script(served: Served, page: Any, tmp_path: Path) -> None:
     page.goto(served.address)
     done(page, "55389M")
+    page.select_option("#c-tp", "1")
+    page.wait_for_selector("#verdict[data-verdict='does_not_fit']")
+    done(page)
+    page.wait_for_function("() => document.querySelector('#result').dataset.state === 'done'")
+    wide = page.inner_text("#used")
     page.click("#levers li:first-child button")
-    done(page, "37813M")
+    page.wait_for_function(
+        "(before) => document.querySelector('#result').dataset.state === 'done' && document.querySelector('#used').textContent !== before",
+        arg=wide,
+    )
+    advised = page.inner_text("#used")
+    assert megabytes(advised) < megabytes(wide), "an advice saves memory"
+    page.click("#undo")
+    done(page, wide)
+    assert page.input_value("#c-tp") == "1"
+    page.click('[data-pin="1"]')
+    page.wait_for_selector("#compare")
+    assert f"+{megabytes(wide) - 55389}M" in page.inner_text("#compare")
     with page.expect_download() as download:
         page.click('[data-export="script"]')
     script = tmp_path / "exported.sh"
@@ -175,10 +191,15 @@ def test_an_advice_is_one_click_and_an_exported_script_counts_the_same(served: S
         check=False,
     )
     report = json.loads(ran.stdout)
-    assert (report["used_peak_mb"], report["actual_peak_mb"]) == (37813, 40285), ran.stderr
+    shown = megabytes(wide), megabytes(page.inner_text("#peak"))
+    assert (report["used_peak_mb"], report["actual_peak_mb"]) == shown, ran.stderr
     for what, sign in (("sweep", '"variants"'), ("report", "<!DOCTYPE html>")):
         status, text = served.request("GET", f"/api/tries/1/export/{what}")
         assert status == 200 and sign in text
+
+
+def megabytes(text: str) -> int:
+    return int(text.removesuffix("M"))
 
 
 def test_what_is_impossible_is_explained(served: Served, page: Any) -> None:

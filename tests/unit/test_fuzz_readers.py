@@ -242,3 +242,16 @@ def test_a_damaged_file_is_read_or_refused_with_a_sentence(
     while time.monotonic() < end:
         holds()
     record_property("inputs", tried)
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("training log", b"elapsed time per iteration (ms): 2001.191.2 | throughput per GPU (TFLOP/s/GPU): 1.2.3 |"),
+        ("profiler trace", b"[" * 100_000),
+        ("result.json", b'{"rank": 0, "status": "ok", "used_peak_mb": 1, "actual_peak_mb": 2, "groups": {"": null}}'),
+    ],
+)
+def test_what_fuzzing_found_once_is_refused_with_a_sentence(name: str, data: bytes, tmp_path: Path) -> None:
+    with pytest.raises(DryRunError):
+        READERS[name][1](tmp_path, data)

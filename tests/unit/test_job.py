@@ -79,6 +79,8 @@ def test_num_layer_list() -> None:
         (8, "--hidden-size 3585 --ffn-hidden-size 18944", ["3585", "28 attention heads"]),
         (8, "--num-layers many", ["--num-layers expects a whole number and got 'many'"]),
         (8, "--micro-batch-size 0", ["--micro-batch-size is 0"]),
+        (8, "--pipeline-model-parallel-size 2 --num-experts 8 --expert-model-parallel-size 2 --use-tp-pp-dp-mapping",
+         ["--use-tp-pp-dp-mapping", "expert TP 1 × EP 2", "TP 1 × CP 1"]),
     ],
 )  # fmt: skip
 def test_refusals_have_numbers_and_a_remedy(world: int, extra: str, sentences: list[str]) -> None:
@@ -93,6 +95,18 @@ def test_the_remedies_work() -> None:
     assert job(8, vpp + " --num-layers 32 --noop-layers 28,29,30,31").parallel.vpp == 4
     assert job(8, "--pipeline-model-parallel-size 8 --num-layer-list 3,3,3,3,4,4,4,4").parallel.pp == 8
     assert job(8, "--global-batch-size 56").microbatches == 7
+
+
+@pytest.mark.parametrize(
+    ("world", "extra", "sentence"),
+    [
+        (8, "--num-layers 1000000000", "at most 10000 layers"),
+        (1 << 30, "--global-batch-size 1073741824", "at most 1048576"),
+    ],
+)
+def test_a_slip_of_the_finger_does_not_fill_the_memory(world: int, extra: str, sentence: str) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        job(world, extra)
 
 
 def test_missing_arguments_are_named() -> None:

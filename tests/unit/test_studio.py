@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
 import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, urlparse
 
 import pytest
 
@@ -215,3 +224,142 @@ def test_both_languages_say_everything() -> None:
     assert english.keys() == chinese.keys() and all(chinese.values())
     translated = [key for key in english if english[key] != chinese[key]]
     assert len(translated) >= len(english) - 2, "rank stays a rank"
+
+
+class Attacked:
+    """A studio of its own in a folder of its own, and raw requests to it."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        (home / "tmp").mkdir(parents=True)
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "mindspeed_dryrun", "studio", str(EXAMPLE), "--no-browser", "--out", str(home / "records")],
+            cwd=home,
+            env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(home / "tmp")},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        assert self.process.stdout
+        address = urlparse(re.findall(r"http://\S+", self.process.stdout.readline())[0])
+        self.host, self.token = address.netloc, parse_qs(address.query)["token"][0]
+
+    def raw(self, text: str, cut: bool = True) -> str:
+        """The first line of the answer to these bytes; nothing where the connection is closed."""
+        name, _, port = self.host.partition(":")
+        with socket.create_connection((name, int(port)), timeout=60) as line:
+            line.sendall(text.encode("utf-8", "surrogateescape"))
+            if cut:
+                line.shutdown(socket.SHUT_WR)
+            data = b""
+            with contextlib.suppress(ConnectionResetError):
+                while part := line.recv(1 << 16):
+                    data += part
+        return data.partition(b"\r\n")[0].decode("latin-1")
+
+    def post(self, path: str, body: str, **headers: str) -> str:
+        known = {
+            "Host": self.host,
+            "X-Studio-Token": self.token,
+            "Content-Length": str(len(body.encode())),
+            "Connection": "close",
+            **headers,
+        }
+        head = "".join(f"{name}: {value}\r\n" for name, value in known.items())
+        return self.raw(f"POST {path} HTTP/1.1\r\n{head}\r\n{body}", cut=False)
+
+
+@pytest.fixture(scope="module")
+def attacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Attacked]:
+    """Whatever was sent, at the end nothing has been run and nothing is left behind."""
+    pytest.importorskip("starlette")
+    pytest.importorskip("uvicorn")
+    one = Attacked(tmp_path_factory.mktemp("attacked") / "home")
+    yield one
+    assert not (one.home / "records").exists(), "nothing was run"
+    children = Path(f"/proc/{one.process.pid}/task/{one.process.pid}/children").read_text()
+    one.process.send_signal(signal.SIGINT)
+    said = one.process.communicate(timeout=60)[0]
+    assert one.process.returncode == 128 + signal.SIGINT and "Traceback" not in said, said
+    assert children == "" and [path.name for path in one.home.rglob("*")] == ["tmp"]
+
+
+GOOD = '{"flags": {"--micro-batch-size": "1"}}'
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"X-Studio-Token": "wrong"},
+        {"X-Studio-Token": "\udcff"},
+        {"Origin": "http://evil.example"},
+        {"Origin": "null"},
+        {"Host": "evil.example"},
+        {"Host": "127.0.0.1.evil.example"},
+        {"Sec-Fetch-Site": "cross-site"},
+        {"Content-Length": "99999999999"},
+    ],
+)
+def test_strangers_are_refused_over_the_wire(attacked: Attacked, headers: dict[str, str]) -> None:
+    for path in ("/api/tries", "/api/search", "/api/check", "/api/stop"):
+        assert attacked.post(path, GOOD, **headers).partition(" ")[2][:3] in ("403", "400")
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {"--micro-batch-size": "1; touch owned"},
+        {"--micro-batch-size": "$(touch owned)"},
+        {"--micro-batch-size": "`touch owned`"},
+        {"--micro-batch-size": "1\ntouch owned"},
+        {"--micro-batch-size": "1 --save owned"},
+        {"--micro-batch-size": "9" * 40},
+        {"--num-layers": "1000000000"},
+        {"--num-layers": "1e9"},
+        {"--tensor-model-parallel-size": "999999999"},
+        {"--save": "owned"},
+        {"--tokenizer-name-or-path": "/etc"},
+    ],
+)
+def test_shell_characters_and_huge_numbers_are_refused_over_the_wire(attacked: Attacked, flags: dict[str, str]) -> None:
+    body = json.dumps({"flags": flags})
+    assert attacked.post("/api/tries", body).partition(" ")[2][:3] == "422"
+    assert attacked.post("/api/search", body).partition(" ")[2][:3] == "422"
+
+
+@pytest.mark.parametrize("variables", [{"TP": "2;ls"}, {"PATH": "/tmp"}, {"NPUS_PER_NODE": "1000000000"}, {"TP": "\ud800"}])
+def test_variables_are_refused_over_the_wire(attacked: Attacked, variables: dict[str, str]) -> None:
+    assert attacked.post("/api/tries", json.dumps({"sets": variables})).partition(" ")[2][:3] == "422"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "GET / HTTP/1.1\r\n\r\n",
+        "\x00\x01\x02\r\n\r\n",
+        "POST /api/tries HTTP/1.1\r\nHost: {host}\r\nX-Studio-Token: {token}\r\nContent-Length: x\r\n\r\n{{}}",
+        "POST /api/tries HTTP/1.1\r\nHost: {host}\r\nX-Studio-Token: {token}\r\nContent-Length: -1\r\n\r\n{{}}",
+        "POST /api/tries HTTP/1.1\r\nHost: {host}\r\nHost: evil.example\r\nX-Studio-Token: {token}\r\nContent-Length: 2\r\n\r\n{{}}",
+        "GET /api/tries HTTP/1.1\r\nHost: {host}\r\nX-Studio-Token: {token}\r\n\r\n",
+        "PUT /api/tries HTTP/1.1\r\nHost: {host}\r\nX-Studio-Token: {token}\r\nContent-Length: 2\r\n\r\n{{}}",
+        "GET /static/../../commands/studio.py HTTP/1.1\r\nHost: {host}\r\nX-Studio-Token: {token}\r\n\r\n",
+        "GET /api/tries/99999999999999999999 HTTP/1.1\r\nHost: {host}\r\nX-Studio-Token: {token}\r\n\r\n",
+        "GET /api/tries/1/export/..%2f..%2fetc HTTP/1.1\r\nHost: {host}\r\nX-Studio-Token: {token}\r\n\r\n",
+        "GET /api/events HTTP/1.1\r\nHost: {host}\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\r\n",
+    ],
+)
+def test_odd_requests_are_refused(attacked: Attacked, text: str) -> None:
+    answer = attacked.raw(text.format(host=attacked.host, token=attacked.token))
+    assert answer == "" or answer.partition(" ")[2][:1] == "4", answer
+
+
+@pytest.mark.parametrize(
+    "body", ["", "[", "null", "[]", '"text"', '{"flags": []}', "[" * 60000, '{"flags": {"--lr": "' + "1" * 70000 + '"}}']
+)
+def test_odd_bodies_are_refused(attacked: Attacked, body: str) -> None:
+    assert attacked.post("/api/tries", body).partition(" ")[2][:3] in ("403", "422")
+
+
+def test_a_thousand_requests_of_a_stranger_run_nothing(attacked: Attacked) -> None:
+    answers = [attacked.post("/api/tries", GOOD, **{"X-Studio-Token": f"{number:032x}"}) for number in range(1000)]
+    assert {answer.partition(" ")[2][:3] for answer in answers} == {"403"}
