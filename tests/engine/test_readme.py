@@ -34,6 +34,7 @@ _CODE = re.compile(r"`([^`]+)`")
 _RANK_ROW = re.compile(r"^ *▶?\d+ .*\d+M")
 # Set-up of a machine, what clones from the network, or this very test: what they name must exist, and that is all.
 _INSTALLS = re.compile(r"^(bash (launch|tests)/|pip |git |python3? -m (pip|venv)|mindspeed-dryrun setup --stack)")
+_NEEDS_NPUS = {"--save", "--ab"}  # keeps, or makes, a real run
 _MINUTES = ("sweep", "search")
 
 
@@ -147,6 +148,8 @@ def follow_all(user: User, chosen: list[Shown]) -> None:
     for shown in chosen:
         if _INSTALLS.match(shown.command):
             assert all((ROOT / word).exists() for word in shown.words if word.endswith(".sh")), shown.command
+            continue
+        if _NEEDS_NPUS & set(shown.words):
             continue
         if any(word.endswith("_ptd.sh") for word in shown.words) and importlib.util.find_spec("torch_npu") is None:
             continue  # the README says that torchrun's scripts have an environment of their own
