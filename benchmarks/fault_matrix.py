@@ -298,7 +298,7 @@ def page() -> str:
     signals_sent = {name: number for name, number in soak.items() if " to " in name}
     lines = [
         "# Reliability", "",
-        "Written by `python benchmarks/fault_matrix.py --page` from the figures in [docs/reliability](reliability); do not edit.", "",
+        "Written by `python benchmarks/fault_matrix.py --page` from the figures in [docs/reliability](reliability/faults.json); do not edit.", "",
         "## Fault matrix", "",
         f"`python benchmarks/fault_matrix.py --save`: {len(faults)} faults, {sum(not item['held'] for item in faults)} failures. After each: no "
         "process left, no file written outside the record, no half-written JSON file, no traceback.", "",

@@ -72,8 +72,8 @@ class Hardware:
         """How far predicted times can be trusted, in a few words."""
         if self.error is None:
             return message("not calibrated")
-        fitted = "calibrated" if self.calibrated else "fitted to published throughput"
-        return message(f"{fitted}, ±{100 * self.error:.0f}%")
+        error = f"±{100 * self.error:.0f}%"
+        return message(f"calibrated, {error}") if self.calibrated else message(f"fitted to published throughput, {error}")
 
     def in_nodes_of(self, cards: int) -> Hardware:
         """The same cards in smaller nodes: links that end with a node join fewer of them."""

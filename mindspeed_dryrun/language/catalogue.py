@@ -61,6 +61,10 @@ class Catalogue:
             return text
         if (found := self._exact.get(text)) is not None:
             return found
+        for comma, between in (("; ", "；"), (", ", "，")):  # a list of what we said
+            parts = text.split(comma)
+            if len(parts) > 1 and all(self.knows(part, depth + 1) for part in parts):
+                return between.join(self.sentence(part, depth + 1) for part in parts)
         for template in self._templates:
             values = template.values(text)
             if values is not None:
@@ -68,10 +72,6 @@ class Catalogue:
         place, colon, rest = text.partition(": ")  # FILE: what is wrong with it; rank 3: what to know of it
         if colon and " " not in place.removeprefix("rank ") and (said := self.sentence(rest, depth + 1)) != rest:
             return f"{place}：{said}"
-        for comma, between in (("; ", "；"), (", ", "，")):  # a list of what we said
-            parts = text.split(comma)
-            if len(parts) > 1 and all(self.knows(part, depth + 1) for part in parts):
-                return between.join(self.sentence(part, depth + 1) for part in parts)
         if "\n" in text:
             return "\n".join(self.sentence(line, depth + 1) for line in text.split("\n"))
         return text

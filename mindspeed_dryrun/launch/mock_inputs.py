@@ -21,6 +21,11 @@ _NAMED_INPUTS = (
     ("data set", ("--data-path", "--train-data-path", "--valid-data-path", "--test-data-path")),
     ("tokenizer", with_tag("tokenizer")),
 )
+_INPUT_SENTENCES = {
+    "checkpoint": "the checkpoint '{}'",
+    "data set": "the data set '{}'",
+    "tokenizer": "the tokenizer '{}'",
+}
 # Without a tokenizer and without a size in the arguments, this many tokens are assumed, and it is said.
 ASSUMED_VOCABULARY = 32000
 
@@ -92,7 +97,7 @@ def _missing(job: Job) -> list[str]:
         named = [" ".join(values[name]) for name in names if values.get(name)]
         absent = [word for word in named if not _there(job, word)]
         if absent:
-            missing.append(f"the {what} '{absent[0]}'")
+            missing.append(_INPUT_SENTENCES[what].format(absent[0]))
     if missing:
         notes.append(f"not here, and not needed for a dry run: {', '.join(missing)}")
     if job.arguments.has("--variable-seq-lengths"):

@@ -72,7 +72,8 @@ def code_digest(folders: Sequence[str]) -> str:
 def _script_trainer(job: Job) -> Trainer:
     program = _find_program(job)
     if program is None:
-        return Trainer("script", job.program, (), f"{job.program} is neither in {job.cwd} nor in ${CORE_MS}/MindSpeed-LLM")
+        absent_problem = f"{job.program} is neither in {job.cwd} nor in ${CORE_MS}/MindSpeed-LLM"
+        return Trainer("script", job.program, (), absent_problem)
     folder = program.parent
     if not job.is_megatron or not (folder / "mindspeed_llm").is_dir():
         notes = () if kernel_confines() else (f"{program.name} is not Megatron's: {_NOT_CONFINED}",)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from mindspeed_dryrun.language import t
+from mindspeed_dryrun.language import message, t
 from mindspeed_dryrun.report import view
 from mindspeed_dryrun.report.explain import Explanation, Part
 from mindspeed_dryrun.report.text import columns
@@ -27,11 +27,11 @@ def render_text(found: Explanation, most: int = 12) -> str:
                 f" = {found.bytes_per_parameter:.2f} bytes each"
             ),
         ]
-    lines += _section("Activations by microbatch", found.microbatches, found.peak_bytes, most, "microbatch ")
-    lines += _section("Activations by layer (of this rank)", found.layers, found.peak_bytes, 40, "layer ")
-    lines += _section("Activations by operator", found.operators, found.peak_bytes, most)
-    lines += _section("Temporary", found.temporaries, found.peak_bytes, most)
-    lines += _section("Communication and other", found.others, found.peak_bytes, most)
+    lines += _section(message("Activations by microbatch"), found.microbatches, found.peak_bytes, most, message("microbatch {}"))
+    lines += _section(message("Activations by layer (of this rank)"), found.layers, found.peak_bytes, 40, message("layer {}"))
+    lines += _section(message("Activations by operator"), found.operators, found.peak_bytes, most)
+    lines += _section(message("Temporary"), found.temporaries, found.peak_bytes, most)
+    lines += _section(message("Communication and other"), found.others, found.peak_bytes, most)
     lines += ["", t("Largest tensors at the peak"), *_tensor_lines(found, most)]
     if found.damaged_rows:
         lines += ["", t("{rows} of the file left out.", rows=view.plural(found.damaged_rows, "damaged row"))]
@@ -109,13 +109,13 @@ def _category_lines(found: Explanation) -> list[str]:
     return columns(["category", "at the peak", "share", ""], body, left=(0, 3))
 
 
-def _section(title: str, parts: Sequence[Part], peak: int, most: int, prefix: str = "") -> list[str]:
+def _section(title: str, parts: Sequence[Part], peak: int, most: int, numbered: str = "{}") -> list[str]:
     shown = [part for part in parts if part.size_bytes >= 2**20][:most]
     if not shown:
         return []
     body = [
         [
-            view.shorten(t(view.clean(prefix + part.name if part.name.isdigit() else part.name)), 48),
+            view.shorten(t(view.clean(numbered.format(part.name) if part.name.isdigit() else part.name)), 48),
             _mb(part.size_bytes),
             view.percent(part.size_bytes, peak),
             str(part.blocks),

@@ -112,9 +112,11 @@ def time_words(time: TimeSummary | None) -> str:
     if time is None:
         return ""
     rate = "" if time.tflops_per_card is None else f" · {time.tflops_per_card:.0f} TFLOP/s/card"
+    name, comma, trust = clean(time.hardware or t("hardware not named")).partition(", ")
+    hardware = f"{name}{comma}{t(trust)}"
     return t(
         f"Predicted time: {time.iteration_s:.2f} s an iteration ({time.low_s:.2f} to {time.high_s:.2f}) · "
-        f"{time.tokens_per_s_per_card:.0f} tokens/s/card{rate} ({clean(time.hardware or 'hardware not named')})"
+        f"{time.tokens_per_s_per_card:.0f} tokens/s/card{rate} ({hardware})"
     )
 
 

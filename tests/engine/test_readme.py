@@ -1,4 +1,5 @@
-"""A new user follows README.md from top to bottom: every command that it shows works as it stands, on this machine.
+"""A new user follows README.md, and then the tutorial and the page of verbs, from top to bottom: every command that they show
+works as it stands, on this machine.
 
 Commands are the lines of its `bash` and `console` blocks, and code in its tables that starts with a verb. Three words stand for
 something of the user's: SCRIPT (the first script that the README itself launches), RECORD (what the last launch left) and msrun_log
@@ -26,11 +27,14 @@ from mindspeed_dryrun.engines.packages import packages_folder
 
 ROOT = Path(__file__).resolve().parents[2]
 READMES = ("README.md", "README.zh-CN.md")
+PAGES = ("docs/tutorial.md", "docs/verbs.md")  # in this order: the second goes on with what the first has left
+ELSEWHERE: dict[str, str] = {}  # page → what its commands need that a test machine has not
 _BLOCK = re.compile(r"^```(bash|console)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _CODE = re.compile(r"`([^`]+)`")
 _RANK_ROW = re.compile(r"^ *▶?\d+ .*\d+M")
 # Set-up of a machine, what clones from the network, or this very test: what they name must exist, and that is all.
 _INSTALLS = re.compile(r"^(bash (launch|tests)/|pip |git |python3? -m (pip|venv)|mindspeed-dryrun setup --stack)")
+_NEEDS_NPUS = {"--save", "--ab"}  # keeps, or makes, a real run
 _MINUTES = ("sweep", "search")
 
 
@@ -53,22 +57,31 @@ class Shown:
 
 
 def shown_commands(text: str) -> list[Shown]:
-    """In the order of the text."""
-    found: list[tuple[int, Shown]] = []
-    for block in _BLOCK.finditer(text):
-        lines = block[2].splitlines()
-        if block[1] == "bash":
-            found += [(block.start(), Shown(line)) for line in lines if line.strip() and not line.startswith("#")]
-            continue
-        starts = [number for number, line in enumerate(lines) if line.startswith("$ ")]
-        for start, end in zip(starts, [*starts[1:], len(lines)], strict=True):
-            found.append((block.start(), Shown(lines[start][2:], tuple(lines[start + 1 : end]))))
+    """In the order of the text: of blocks, and of tables."""
+    found = shown_blocks(text)
     for row in re.finditer(r"^\|.*\|$", text, re.MULTILINE):
         for code in _CODE.findall(row[0]):
             words = code.removeprefix("mindspeed-dryrun").split()
             if words and words[0] in VERBS:
                 found.append((row.start(), Shown("mindspeed-dryrun " + code.removeprefix("mindspeed-dryrun").strip())))
     return [item for _, item in sorted(found, key=lambda pair: pair[0])]
+
+
+def shown_blocks(text: str) -> list[tuple[int, Shown]]:
+    """Every command of a block, with the place of the block."""
+    found: list[tuple[int, Shown]] = []
+    for block in _BLOCK.finditer(text):
+        lines = block[2].splitlines()
+        if lines[0].startswith("eval "):  # what it sets is for the lines below it
+            found.append((block.start(), Shown("\n".join(lines))))
+            continue
+        if block[1] == "bash":
+            found += [(block.start(), Shown(line)) for line in lines if line.strip() and not line.startswith("#")]
+            continue
+        starts = [number for number, line in enumerate(lines) if line.startswith("$ ")]
+        for start, end in zip(starts, [*starts[1:], len(lines)], strict=True):
+            found.append((block.start(), Shown(lines[start][2:], tuple(lines[start + 1 : end]))))
+    return found
 
 
 @dataclass
@@ -86,7 +99,8 @@ class User:
         if "--try" in shown.words and "--yes" not in shown.words:
             command += " --yes"  # it asks, and there is no terminal to answer at
         environ = {**os.environ, "PATH": f"{self.clone / '.bin'}:{os.environ['PATH']}", "PYTHONPATH": str(self.clone)}
-        process = subprocess.Popen(["bash", "-c", f"exec {command}"], cwd=self.clone, env=environ, text=True, stdin=subprocess.DEVNULL,
+        line = command if command.startswith("eval ") else f"exec {command}"
+        process = subprocess.Popen(["bash", "-c", line], cwd=self.clone, env=environ, text=True, stdin=subprocess.DEVNULL,
                                    stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)  # fmt: skip
         if shown.verb == "studio":  # serves until it is interrupted
             assert process.stderr and "The studio is at" in process.stderr.readline()
@@ -122,12 +136,20 @@ def clone(tmp_path: Path) -> Path:
     return tmp_path / "clone"
 
 
-def follow_all(clone: Path, readme: str, chosen: list[Shown]) -> None:
-    launched = next(item for item in shown_commands((ROOT / readme).read_text(encoding="utf-8")) if item.verb == "launch")
-    user = User(clone, next(word for word in launched.words if word.endswith(".sh")))
+def user_of(clone: Path, page: str) -> User:
+    """A user whose script is the first one that the page launches; it is also what a page calls my_training_script.sh."""
+    launched = next(item for item in shown_commands((ROOT / page).read_text(encoding="utf-8")) if item.verb == "launch")
+    script = next(word for word in launched.words if word.endswith(".sh"))
+    shutil.copy(clone / script, clone / "my_training_script.sh")
+    return User(clone, script)
+
+
+def follow_all(user: User, chosen: list[Shown]) -> None:
     for shown in chosen:
         if _INSTALLS.match(shown.command):
             assert all((ROOT / word).exists() for word in shown.words if word.endswith(".sh")), shown.command
+            continue
+        if _NEEDS_NPUS & set(shown.words):
             continue
         if any(word.endswith("_ptd.sh") for word in shown.words) and importlib.util.find_spec("torch_npu") is None:
             continue  # the README says that torchrun's scripts have an environment of their own
@@ -149,7 +171,7 @@ def test_every_command_of_the_readme_works(clone: Path, readme: str) -> None:
     if shutil.which("npu-smi"):
         pytest.skip("this machine has cards: the README is about one that has none")
     commands = shown_commands((ROOT / readme).read_text(encoding="utf-8"))
-    follow_all(clone, readme, [item for item in commands if item.verb not in _MINUTES])
+    follow_all(user_of(clone, readme), [item for item in commands if item.verb not in _MINUTES])
 
 
 @pytest.mark.slow
@@ -157,7 +179,42 @@ def test_every_command_of_the_readme_works(clone: Path, readme: str) -> None:
 @pytest.mark.skipif(not packages_folder().is_dir(), reason="mindspeed-dryrun setup has not been run")
 def test_the_commands_that_take_minutes_work(clone: Path) -> None:
     commands = shown_commands((ROOT / READMES[0]).read_text(encoding="utf-8"))
-    follow_all(clone, READMES[0], [item for item in commands if item.verb in _MINUTES])
+    follow_all(user_of(clone, READMES[0]), [item for item in commands if item.verb in _MINUTES])
+
+
+@pytest.mark.slow
+@pytest.mark.engine
+@pytest.mark.skipif(not packages_folder().is_dir(), reason="mindspeed-dryrun setup has not been run")
+def test_every_command_of_the_pages_works(clone: Path) -> None:
+    """Sweeps, searches and tries included."""
+    user = user_of(clone, PAGES[0])
+    for page in PAGES:
+        follow_all(user, page_commands(page))
+
+
+@pytest.mark.engine
+@pytest.mark.skipif(not packages_folder().is_dir(), reason="mindspeed-dryrun setup has not been run")
+def test_the_quick_commands_of_the_pages_work(clone: Path) -> None:
+    user = user_of(clone, PAGES[0])
+    for page in PAGES:
+        follow_all(user, [item for item in page_commands(page) if item.verb not in _MINUTES and "--try" not in item.words])
+
+
+def page_commands(page: str) -> list[Shown]:
+    return [item for _, item in shown_blocks((ROOT / page).read_text(encoding="utf-8"))]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_chinese_page_shows_commands_of_the_english_one(page: str) -> None:
+    english = {item.command.partition("  #")[0].strip() for item in page_commands(page)}
+    chinese = {item.command.partition("  #")[0].strip() for item in page_commands(page.replace(".md", ".zh.md"))}
+    assert len(chinese) > 7 and chinese <= english
+
+
+def test_no_other_page_has_commands_that_nothing_runs() -> None:
+    """What other pages show are blocks of other languages, and commands in tables, which tests/unit/test_docs.py parses."""
+    pages = {str(file.relative_to(ROOT)) for file in (ROOT / "docs").glob("*.md") if page_commands(str(file.relative_to(ROOT)))}
+    assert pages <= {*PAGES, *(page.replace(".md", ".zh.md") for page in PAGES), *ELSEWHERE}
 
 
 @pytest.mark.parametrize("readme", READMES)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -117,3 +120,23 @@ def test_no_page_takes_what_the_simulation_believes_for_a_budget(page: Path) -> 
 def test_no_page_has_a_figure_that_was_never_filled_in(page: Path) -> None:
     prose = re.sub(r"`[^`\n]*`", "", FENCE.sub("", page.read_text(encoding="utf-8")))
     assert re.findall(r"\|\s*([A-Z]+(?:_[A-Z]+)+|TODO|TBD)\s*\|", prose) == []
+
+
+def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
+    """Every page is in the navigation, and every link and anchor leads somewhere."""
+    pytest.importorskip("material")
+    command = [
+        sys.executable,
+        "-m",
+        "mkdocs",
+        "build",
+        "--strict",
+        "--quiet",
+        "-f",
+        str(ROOT / "mkdocs.yml"),
+        "-d",
+        str(tmp_path),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | {"NO_MKDOCS_2_WARNING": "1"})
+    assert done.returncode == 0, done.stderr
+    assert {"index.html", "tutorial", "tutorial.zh"} <= {path.name for path in tmp_path.iterdir()}
