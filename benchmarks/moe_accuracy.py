@@ -175,6 +175,10 @@ CASES = {
     "SFT, PP 2": tuning(2, PP2),
     "SFT, PP 4, TP 2": tuning(8, TP2 + " --pipeline-model-parallel-size 4 --sequence-parallel"),
     "SFT, micro batch 2, recomputed": tuning(2, " --micro-batch-size 2 --use-distributed-optimizer" + FULL),
+    "SFT without fused attention": Case(2, TUNE + PP2, "posttrain_gpt.py", without="--use-flash-attn"),
+    "SFT without fused attention, TP 2, recomputed": Case(
+        4, TUNE + PP2 + TP2 + " --sequence-parallel" + FULL, "posttrain_gpt.py", without="--use-flash-attn"
+    ),
     "SFT, PP 4, padded": tuning(4, " --pipeline-model-parallel-size 4", ""),
     "SFT, packed": packed(2, TUNE + PP2, "2.2.0"),
     "SFT, packed, PP 2": packed(2, TUNE + PP2, "26.1.0"),
