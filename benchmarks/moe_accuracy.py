@@ -163,6 +163,10 @@ CASES = {
     "overlapped EP 2": experts(2, GROUPED + EP2 + OVERLAP),
     "overlapped EP 4, PP 2, shared experts": experts(8, GROUPED + EP4 + PP2 + OVERLAP + " --n-shared-experts 1"),
     "overlapped EP 2, PP 2, recomputed": experts(4, GROUPED + EP2 + PP2 + OVERLAP + FULL),
+    "overlapped, VPP 2, parameters gathered on the way": experts(
+        4, GROUPED + EP2 + PP2 + OVERLAP + " --num-layers 8 --num-layers-per-virtual-pipeline-stage 2"
+        " --overlap-grad-reduce --overlap-param-gather"
+    ),
     "overlapped, TP extends EP": experts(4, EXTENDED + OVERLAP),
     "overlapped, fused gradient accumulation": experts(2, GROUPED + EP2 + OVERLAP + " --gemm-gradient-accumulation-fusion"),
     "fused linear layers, no TP": experts(4, GROUPED + EP2 + PP2 + COC),
