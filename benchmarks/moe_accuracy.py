@@ -163,6 +163,10 @@ CASES = {
     "overlapped EP 2": experts(2, GROUPED + EP2 + OVERLAP),
     "overlapped EP 4, PP 2, shared experts": experts(8, GROUPED + EP4 + PP2 + OVERLAP + " --n-shared-experts 1"),
     "overlapped EP 2, PP 2, recomputed": experts(4, GROUPED + EP2 + PP2 + OVERLAP + FULL),
+    "overlapped, VPP 2, parameters gathered on the way": experts(
+        4, GROUPED + EP2 + PP2 + OVERLAP + " --num-layers 8 --num-layers-per-virtual-pipeline-stage 2"
+        " --overlap-grad-reduce --overlap-param-gather"
+    ),
     "overlapped, TP extends EP": experts(4, EXTENDED + OVERLAP),
     "overlapped, fused gradient accumulation": experts(2, GROUPED + EP2 + OVERLAP + " --gemm-gradient-accumulation-fusion"),
     "fused linear layers, no TP": experts(4, GROUPED + EP2 + PP2 + COC),
@@ -175,6 +179,10 @@ CASES = {
     "SFT, PP 2": tuning(2, PP2),
     "SFT, PP 4, TP 2": tuning(8, TP2 + " --pipeline-model-parallel-size 4 --sequence-parallel"),
     "SFT, micro batch 2, recomputed": tuning(2, " --micro-batch-size 2 --use-distributed-optimizer" + FULL),
+    "SFT without fused attention": Case(2, TUNE + PP2, "posttrain_gpt.py", without="--use-flash-attn"),
+    "SFT without fused attention, TP 2, recomputed": Case(
+        4, TUNE + PP2 + TP2 + " --sequence-parallel" + FULL, "posttrain_gpt.py", without="--use-flash-attn"
+    ),
     "SFT, PP 4, padded": tuning(4, " --pipeline-model-parallel-size 4", ""),
     "SFT, packed": packed(2, TUNE + PP2, "2.2.0"),
     "SFT, packed, PP 2": packed(2, TUNE + PP2, "26.1.0"),

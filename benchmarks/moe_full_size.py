@@ -82,7 +82,7 @@ def measure(root: Path, path: Path, release: str, out: Path) -> FullSize:
 
 
 def _figure(rank: RankReport) -> str:
-    return str(rank.used_peak_mb) if rank.used_peak_mb is not None else f"{rank.status}: {rank.error}"
+    return str(rank.used_peak_mb) if rank.status in ("ok", "oom") else f"{rank.status}: {rank.error}"
 
 
 HEADER = """# Mixtures of experts, latent attention and fine-tuning at full size, without MindSpeed-LLM

@@ -248,10 +248,9 @@ def _refuse_plain_attention(given: TrainerFlags) -> None:
     """Attention without `--use-flash-attn` is Megatron's own, with scores of [heads, sequence, sequence]."""
     if not given.no_masked_softmax_fusion:
         raise UsageError("Attention without --use-flash-attn is modelled with --no-masked-softmax-fusion only.")
-    if given.multi_latent_attention or given.reset_position_ids or given.reset_attention_mask or given.stage:
+    if given.multi_latent_attention or given.reset_position_ids or given.reset_attention_mask or given.stage == "dpo":
         raise UsageError(
-            "Without --use-flash-attn, multi-latent attention, --reset-position-ids and fine-tuning are not modelled: "
-            "add --use-flash-attn."
+            "Without --use-flash-attn, multi-latent attention, packed samples and DPO are not modelled: add --use-flash-attn."
         )
 
 

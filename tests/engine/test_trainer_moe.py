@@ -142,6 +142,11 @@ def test_full_fine_tuning(tmp_path: Path, more: str, world_size: int, rank: int,
     assert used_peak(tmp_path, f"{TUNE} {more}", world_size, rank, base=DENSE) == used_peak_mb
 
 
+def test_fine_tuning_without_the_fused_operator(tmp_path: Path) -> None:
+    more = f"{TUNE} --pipeline-model-parallel-size 2 --attention-softmax-in-fp32".replace(" --variable-seq-lengths", "")
+    assert used_peak(tmp_path, more, 2, base=DENSE, without="--use-flash-attn") == 3236
+
+
 LORA = "--lora-r 8 --lora-alpha 16 --lora-target-modules linear_qkv linear_proj linear_fc1 linear_fc2"
 
 

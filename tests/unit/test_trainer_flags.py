@@ -240,7 +240,7 @@ def test_attention_without_the_fused_operator_is_modelled_with_a_plain_softmax()
     with pytest.raises(UsageError, match="--no-masked-softmax-fusion"):
         settings.read(plain, rank=0, world_size=4)
     with pytest.raises(UsageError, match="add --use-flash-attn"):
-        settings.read([*plain, "--no-masked-softmax-fusion", "--stage", "sft"], rank=0, world_size=4)
+        settings.read([*plain, "--no-masked-softmax-fusion", "--reset-attention-mask"], rank=0, world_size=4)
 
 
 def test_one_tensor_size_for_experts_and_attention_with_alltoall_seq() -> None:

@@ -53,15 +53,17 @@ class GroupedExperts(GroupedMLP):  # type: ignore[misc]
         if config.gated_linear_unit:
             self.activation_func = _swiglu
 
-    def forward(self, tokens: Any, tokens_per_expert: Any, probabilities: Any) -> tuple[Any, None]:
+    def forward(self, tokens: Any, tokens_per_expert: Any, probabilities: Any, handover: Any = None) -> tuple[Any, None]:
+        """With a handover, both products are one function (`--moe-alltoall-overlap-comm`)."""
+        if handover is not None:
+            return self._overlapped(tokens, tokens_per_expert, probabilities, handover), None
         first = self.weight1.view(self.num_local_experts, self.config.hidden_size, -1)
         second = self.weight2.view(self.num_local_experts, -1, self.config.hidden_size)
         hidden = self._product(tokens, first, tokens_per_expert, self.weight1)
         hidden = self.activation_func_with_probs(hidden, probabilities.unsqueeze(-1))
         return self._product(hidden, second, tokens_per_expert, self.weight2), None
 
-    def overlapped(self, tokens: Any, tokens_per_expert: Any, probabilities: Any, handover: Any) -> Any:
-        """The same in one function (`--moe-alltoall-overlap-comm`)."""
+    def _overlapped(self, tokens: Any, tokens_per_expert: Any, probabilities: Any, handover: Any) -> Any:
         first = self.weight1.view(self.num_local_experts, self.config.hidden_size, -1)
         second = self.weight2.view(self.num_local_experts, -1, self.config.hidden_size)
         groups = torch.cumsum(tokens_per_expert, dim=0)

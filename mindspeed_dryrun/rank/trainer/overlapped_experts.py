@@ -80,7 +80,7 @@ class _Layer(torch.autograd.Function):  # type: ignore[misc]
         _free(received, received_scores)
         tokens_leaf, scores_leaf = _leaf(tokens), _leaf(token_scores)
         with torch.enable_grad():
-            outcome = layer.experts.overlapped(tokens_leaf, counts, scores_leaf, handover)
+            outcome, _ = layer.experts(tokens_leaf, counts, scores_leaf, handover)
         outcome_leaf = _leaf(outcome)
         with torch.enable_grad():
             ordered = _restored(dispatcher, outcome_leaf)
