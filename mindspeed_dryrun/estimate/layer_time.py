@@ -37,6 +37,9 @@ _ROTARY, _ROTARY_BACKWARD = {True: 2.0, False: 9.5}, {True: 2.0, False: 12.0}
 _SPLIT = 2.0  # the joint product cut into queries, keys, values
 # Bytes of a score when attention is not fused: scaled, masked, softmax in fp32, cast, and the same backward.
 _UNFUSED_FORWARD, _UNFUSED_BACKWARD = 30.0, 30.0
+# The same with scale, mask and softmax in one kernel: the products write and read scores (2 + 2; 2, 2, 2 + 2 backward), the
+# kernel reads and writes them (2, a mask of 1, 2; 2, 2, 2 backward).
+_FUSED_SOFTMAX_FORWARD, _FUSED_SOFTMAX_BACKWARD = 9.0, 14.0
 _MASK_BYTES = 12.0  # of a window's mask per pair of tokens: ones, lower triangle, where, cast
 # Kernels of one layer that are not matrix products, forward and backward.
 _SMALL_KERNELS, _SMALL_KERNELS_BACKWARD = 16, 28
@@ -138,9 +141,10 @@ def layer_time(case: Case, mixture: bool = False) -> LayerTime:
     attention = _attention_block(case)
     block = _mixture(case) if mixture else _dense_block(case, case.shape.ffn)
     small = _hidden_work(case)
+    again = block.forward if case.operators.recomputed_mlp else Pass()
     return LayerTime(
         attention.forward + block.forward + small.forward,
-        attention.backward + block.backward + small.backward,
+        attention.backward + block.backward + again + small.backward,
         attention.attention,
         block.activation,
     )
@@ -258,8 +262,11 @@ def _attention(case: Case) -> LayerTime:
         forward, backward = max(product, each), 2.5 * max(product, each)
     else:  # the whole square, and every score through memory again and again
         whole = strategy.micro_batch * shape.seq**2 * shape.heads / strategy.tp / strategy.cp
-        forward = 2 * product + case.traffic(_UNFUSED_FORWARD * whole)
-        backward = 4 * product + case.traffic(_UNFUSED_BACKWARD * whole)
+        there, back = _UNFUSED_FORWARD, _UNFUSED_BACKWARD
+        if operators.fused_softmax:
+            there, back = _FUSED_SOFTMAX_FORWARD, _FUSED_SOFTMAX_BACKWARD
+        forward = 2 * product + case.traffic(there * whole)
+        backward = 4 * product + case.traffic(back * whole)
     if operators.window_masks:  # every other layer
         forward += case.traffic(_MASK_BYTES * strategy.micro_batch * shape.seq**2) / 2
     core = LayerTime(Pass(forward), Pass(backward))

@@ -28,10 +28,12 @@ class Operators:
     repeated_keys: bool = False  # keys and values are repeated before Ulysses' exchange
     recomputed_activation: bool = False
     fused_attention: bool = True
+    fused_softmax: bool = False  # of attention that is not fused: scale, mask and softmax in one kernel
     grouped_experts: bool = True  # one product for all local experts
     overlapped_dispatch: bool = False  # the exchange of tokens runs beside the experts' products
     fused_permutation: bool = False
     recomputed_experts: bool = False  # the experts' products and their activation are computed again
+    recomputed_mlp: bool = False  # everything behind attention is
 
 
 def read_operators(args: Sequence[str]) -> Operators:
@@ -55,11 +57,22 @@ def read_operators(args: Sequence[str]) -> Operators:
         repeated_keys=flags.has("--kv-head-repeat-before-uly-alltoall"),
         recomputed_activation=flags.has("--recompute-activation-function"),
         fused_attention=flags.has("--use-flash-attn"),
+        fused_softmax=not flags.has("--no-masked-softmax-fusion"),
         grouped_experts=flags.has("--moe-grouped-gemm"),
         overlapped_dispatch=flags.has_any(("--moe-alltoall-overlap-comm", "--moe-fb-overlap")),
         fused_permutation=flags.has_any(("--moe-permute-fusion", "--use-fused-moe-token-permute-and-unpermute")),
         recomputed_experts=flags.has("--moe-layer-recompute") or flags.text("--moe-zero-memory") in ("level0", "level1"),
+        recomputed_mlp=_recomputed_mlp(flags),
     )
+
+
+def _recomputed_mlp(flags: Arguments) -> bool:
+    """`--swap-attention` keeps attention on the host and computes the MLPs of `--recompute-num-layers` layers of a chunk again
+    (MindSpeed, docs/features/swap_attention.md). Counted where those are all layers of a chunk."""
+    pieces = flags.positive("--pipeline-model-parallel-size", 1)
+    chunk = flags.number("--num-layers-per-virtual-pipeline-stage") or (flags.number("--num-layers") or 0) // pieces
+    again = flags.number("--recompute-num-layers") or 0
+    return flags.has("--swap-attention") and not flags.has("--recompute-granularity") and 0 < chunk <= again
 
 
 def _activation(flags: Arguments) -> str:
