@@ -123,6 +123,11 @@ def status_of(run: Callable[[], int]) -> int:
     except DryRunError as error:
         print(f"mindspeed-dryrun: {plain(t(str(error)))}", file=sys.stderr)
         return error.exit_status
+    except OSError as error:  # of a path that nobody foresaw: too long, a loop of links, not ours to read
+        if error.filename is None:
+            raise
+        print(f"mindspeed-dryrun: {plain(t(f'Cannot use {error.filename}: {error.strerror}.'))}", file=sys.stderr)
+        return DryRunError.exit_status
     except KeyboardInterrupt as stop:
         print(f"mindspeed-dryrun: {t(str(stop) or 'Interrupted.')}", file=sys.stderr)
         return exit_status_after(stop)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +12,8 @@ from mindspeed_dryrun.errors import UsageError
 from mindspeed_dryrun.megatron import flags
 from mindspeed_dryrun.report import table
 from mindspeed_dryrun.units import parse_size_mb
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "pretrain_qwen25_7b_32k_ms.sh"
 
 
 @pytest.mark.parametrize(
@@ -29,6 +32,15 @@ from mindspeed_dryrun.units import parse_size_mb
 def test_a_wrong_word_is_named_with_the_right_one(words: str, sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words.split()) == 2
     assert sentence in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("verb", ["launch", "sweep", "search", "report", "studio", "explain"])
+def test_a_path_that_the_system_refuses_is_named(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    long = "x" * 300
+    assert main([verb, long]) in (1, 2)
+    assert main(["launch", str(EXAMPLE), "--out", long]) in (1, 2)
+    said = capsys.readouterr().err
+    assert long in said and "Traceback" not in said
 
 
 def test_a_flag_of_the_trainer_is_proposed() -> None:
