@@ -33,9 +33,10 @@ _LINE = re.compile(r"\(after 1 iterations\) memory \(MB\) \| allocated: ([\d.]+)
 # https://huggingface.co/nvidia/mamba2-8b-3t-4k, whose SentencePiece model has 256k tokens; the 2.7B jobs use the 8B's
 # (MindSpeed-LLM 2.2.0, examples/mcore/mamba2/data_convert_mamba_pretrain.sh:7)
 VOCABULARIES = {"llama3": 128256, "mamba2": 256000}
-# Where a script does not pad its samples, their length is the data set's. Alpaca, by its card: 47764738 bytes in 52002 samples, in
+# Where a script does not pad its samples, their length is the data set's. An estimate for Alpaca, by a card of a copy of it: 47764738 bytes in 52002 samples, in
 # which a text stands twice, once in a template of about 190 characters; so 364 bytes, at four a token 91 tokens.
-# https://huggingface.co/datasets/tatsu-lab/alpaca (its only file is train-00000-of-00001-a09b74b3ef9c3b56.parquet)
+# https://huggingface.co/datasets/disham993/alpaca-train-validation-test-split; the original's file is the second name below.
+# The template's length and four bytes a token are rules of thumb. 64 and 128 tokens had been tried before: both are close, too.
 ALPACA = ("alpaca", "train-00000-of-00001-a09b74b3ef9c3b56")
 ALPACA_TOKENS = 91
 ALLOCATED_MB, MAX_PERCENT, SHORT_PERCENT = 1.0, 1.0, -3.0  # the aims
@@ -197,8 +198,8 @@ def markdown(ranks: Iterable[RealRank], versions: str, why: str = "") -> str:
         "CI's files would tell, and nothing else: the size of a vocabulary that is only in a tokenizer (`-- --padded-vocab-size N`: "
         + ", ".join(f"{name} {size}" for name, size in VOCABULARIES.items())
         + ")",
-        f"and the length of Alpaca's samples where a script does not pad them (`--sample-length {ALPACA_TOKENS}`, the mean by the data",
-        "set's card; the jobs are marked with *). The longest sample of a batch decides the maximum: there ours may be below.",
+        f"and the length of Alpaca's samples where a script does not pad them (`--sample-length {ALPACA_TOKENS}`, an estimate of the",
+        "mean from its size in bytes; the jobs are marked with *). The longest sample of a batch decides the maximum: there ours may be below.",
         "Figures are megabytes (2^20 bytes) of torch_npu's allocator. Adam's states come after the first iteration: these are not the",
         "peaks of a run. Made by `benchmarks/real_npu.py`.",
         "",
