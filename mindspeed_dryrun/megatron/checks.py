@@ -59,7 +59,7 @@ def _check_recomputation(arguments: Arguments) -> None:
     if granularity == "full" and method is None:
         raise UsageError("--recompute-granularity full needs --recompute-method (uniform or block).")
     if granularity == "selective" and method is not None:
-        raise UsageError("--recompute-granularity selective goes without --recompute-method.")
+        raise UsageError("--recompute-granularity selective does not take --recompute-method.")
 
 
 def _check_model(arguments: Arguments, layout: Layout) -> None:
