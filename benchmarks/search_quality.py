@@ -194,7 +194,7 @@ def main() -> None:
     parser.add_argument("--experts", action="store_true", help="the mixtures of experts")
     parser.add_argument("--trainer", default="embedded", choices=("embedded", "script"))
     parser.add_argument("--micro-batch", type=int, nargs="+", help="micro batches of the spaces, in place of theirs")
-    parser.add_argument("--jobs", type=int, help="ranks at the same time")
+    parser.add_argument("--jobs", type=int, help="number of ranks to run at once")
     args = parser.parse_args()
     cases = args.case or range(len(MIXTURES if args.experts else CASES))
     outcomes = [run_case(index, args) for index in cases]

@@ -97,7 +97,7 @@ def refuse_writable(folder: Path) -> None:
         if not stat.S_ISLNK(mode) and mode & (stat.S_IWGRP | stat.S_IWOTH):
             raise DryRunError(
                 f"{path} can be written by other users, and its modules would be loaded into your processes. "
-                f"Take it from them: chmod -R go-w {folder}"
+                f"Revoke that: chmod -R go-w {folder}"
             )
 
 

@@ -61,7 +61,7 @@ def _refuse_depth(data: Any, where: str) -> None:
         level = [item for part in level for item in _inside(part)]
         if not level:
             return
-    raise UsageError(f"{where} is nested more than {_DEEPEST} levels deep: it is not ours.")
+    raise UsageError(f"{where} is nested more than {_DEEPEST} levels deep: mindspeed-dryrun did not write it.")
 
 
 def _inside(part: Any) -> list[Any]:

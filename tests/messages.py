@@ -18,7 +18,7 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[1] / "mindspeed_dryrun"
 MARKS = {"t", "message"}
-ERRORS = {"DryRunError", "UsageError", "DriftError", "Busy"}
+ERRORS = {"DryRunError", "UsageError", "DriftError", "Busy", "ValueError"}
 TABLES = ("VERBS", "_HEAD", "_SENTENCES")
 SHOWN = {
     "say": (0,),

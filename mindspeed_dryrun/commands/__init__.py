@@ -43,10 +43,10 @@ VERBS = {
     "deactivate": "print the commands that undo activate",
     "setup": "install the engine packages into their private folder",
     "examples": "say where the example scripts are, or copy them",
-    "schema": "print the JSON Schemas of our files",
+    "schema": "print the JSON Schemas of the tool's files",
 }
 
-_LANG_HELP = "language of what is printed (default: the locale's)"
+_LANG_HELP = "output language (default: from the locale)"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -107,8 +107,10 @@ def _unknown(verb: str, word: str, options: Sequence[str]) -> str:
 
     if verb == "launch" and word in FLAGS:
         return f"{word} is the trainer's: put it after `--`, as in `launch SCRIPT -- {word} …`."
-    what = "no option" if word.startswith("-") else "no place for"
-    return f"{verb} has {what} {word}{did_you_mean(word, options)}. `mindspeed-dryrun {verb} --help` lists its options."
+    hint = did_you_mean(word, options)
+    if word.startswith("-"):
+        return f"{verb} has no option {word}{hint}. `mindspeed-dryrun {verb} --help` lists its options."
+    return f"{verb} takes no argument {word}{hint}. `mindspeed-dryrun {verb} --help` lists its options."
 
 
 def status_of(run: Callable[[], int]) -> int:

@@ -20,7 +20,7 @@ from mindspeed_dryrun.report.compared_runs import read_run, real_run
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("a", metavar="A", type=Path, help="a record, a folder of logs, or a report.json")
-    parser.add_argument("b", metavar="B", type=Path, nargs="?", help="the other one")
+    parser.add_argument("b", metavar="B", type=Path, nargs="?", help="the run to compare it with")
     parser.add_argument("--labels", default=None, help="names of the two sides, e.g. real,dry (default: A,B)")
     parser.add_argument("--max-diff", metavar="LIMIT", help="2%% or 500M: fail if used peaks differ by more")
     parser.add_argument("--format", choices=("table", "json", "markdown"), default="table")

@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps({"ok": not wrong, "checks": [dataclasses.asdict(check) for check in checks]}, indent=2))
     else:
-        print("\n" + t("Dry runs work here." if not wrong else f"{len(wrong)} thing(s) to fix before dry runs work here."))
+        print("\n" + t("Dry runs work here." if not wrong else f"{len(wrong)} problem(s) to fix before dry runs work here."))
     return 1 if wrong else 0
 
 

@@ -101,7 +101,7 @@ def _figures(rank: RankReport | None) -> tuple[int | None, int | None]:
 def _advise(args: argparse.Namespace, report: Report | None, found: Explanation) -> None:
     if report is None or report.job is None:
         if args.try_levers:
-            raise UsageError("--try needs a record of mindspeed-dryrun: a file alone does not tell the job.")
+            raise UsageError("--try needs a record of mindspeed-dryrun: a single file does not say which job it belongs to.")
         return
     job_file = Record.open(args.path).job()
     job = job_to_change(job_file)

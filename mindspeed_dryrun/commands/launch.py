@@ -47,19 +47,37 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--set", metavar="NAME=VALUE", action="append", default=[], help="change a variable of the script (repeatable)"
     )
     parser.add_argument("--out", metavar="DIR", help="folder of the record (default: dryrun-SCRIPT)")
-    parser.add_argument("--ranks", default="auto", metavar="auto|all|LIST", help="one of each class, all, or 0,3,8-11")
-    parser.add_argument("--microbatches", default="auto", choices=("auto", "all"), help="as many as reach the peak, or all")
+    parser.add_argument(
+        "--ranks",
+        default="auto",
+        metavar="auto|all|LIST",
+        help="ranks to simulate: one of each class, all, or a list such as 0,3,8-11",
+    )
+    parser.add_argument(
+        "--microbatches", default="auto", choices=("auto", "all"), help="microbatches to run: enough to reach the peak, or all"
+    )
     parser.add_argument("--level", type=int, default=1, choices=(0, 1, 2, 3), help="MindSpore's simulation level")
     add_device_arguments(parser)
-    parser.add_argument("--trainer", default="auto", choices=("auto", "script", "embedded"), help="whose program runs")
-    parser.add_argument("--jobs", type=int, metavar="N", help="ranks at once (default: by cores and free memory)")
-    parser.add_argument("--executor", default="local", choices=("local", "ray"), help="where ranks run")
-    parser.add_argument("--cold", action="store_true", help="start every rank by itself, none from a warm process")
-    parser.add_argument("--no-cache", action="store_true", help="count every rank, also one that was counted before")
-    parser.add_argument("--timeout", type=float, default=DEFAULT_TIMEOUT_S, metavar="S", help="seconds for one rank")
+    parser.add_argument(
+        "--trainer",
+        default="auto",
+        choices=("auto", "script", "embedded"),
+        help="which trainer to run: the script's own or the embedded one",
+    )
+    parser.add_argument(
+        "--jobs", type=int, metavar="N", help="number of ranks to run at once (default: by cores and free memory)"
+    )
+    parser.add_argument(
+        "--executor", default="local", choices=("local", "ray"), help="run ranks on this machine or on a Ray cluster"
+    )
+    parser.add_argument("--cold", action="store_true", help="start every rank as a new process instead of forking a warm one")
+    parser.add_argument("--no-cache", action="store_true", help="simulate every rank, even one whose result is cached")
+    parser.add_argument(
+        "--timeout", type=float, default=DEFAULT_TIMEOUT_S, metavar="S", help="time limit for one rank, in seconds"
+    )
     parser.add_argument("--plan-only", action="store_true", help="show the rewritten call and the ranks, run nothing")
     parser.add_argument("--json", action="store_true", help="print the report (or plan) as JSON")
-    parser.add_argument("--junit", metavar="FILE", type=Path, help="write the report as a JUnit file, too")
+    parser.add_argument("--junit", metavar="FILE", type=Path, help="also write the report as a JUnit file")
     parser.add_argument("--explain", action="store_true", help="record every allocation, and say what fills the memory")
     parser.add_argument("--ab", action="store_true", help="run the script for real as well (needs NPUs) and compare")
     parser.add_argument(
@@ -87,8 +105,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--hardware", metavar="NAME|FILE", help="predict the time of an iteration on this hardware, such as ascend910b-64g"
     )
     parser.add_argument("--patches", metavar="FILE", action="append", default=[], help="a patch file of your own")
-    parser.add_argument("--partial", action="store_true", help="the exit status is about the ranks that ran, not the job")
-    parser.add_argument("--fresh", action="store_true", help="run every rank again, also those of an earlier run")
+    parser.add_argument("--partial", action="store_true", help="base the exit status on the ranks that ran, not on the whole job")
+    parser.add_argument("--fresh", action="store_true", help="run every rank again, including those of an earlier run")
 
 
 def add_device_arguments(parser: argparse.ArgumentParser) -> None:
@@ -96,9 +114,11 @@ def add_device_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--device", metavar="NAME|FILE|here", help="the card (default: ascend910b-64g; `mindspeed-dryrun device` lists them)"
     )
-    parser.add_argument("--device-from", metavar="DIR", help="the card whose memory the worker logs of a real run tell")
-    parser.add_argument("--budget", metavar="SIZE", help="memory to stay below, such as 40G (default: what the card leaves)")
-    parser.add_argument("--margin", metavar="SIZE|PERCENT", help="exit with 3 unless this much is left, such as 1G or 2%%")
+    parser.add_argument("--device-from", metavar="DIR", help="read the card's memory from the worker logs of a real run")
+    parser.add_argument("--budget", metavar="SIZE", help="memory limit, such as 40G (default: what is usable on the card)")
+    parser.add_argument(
+        "--margin", metavar="SIZE|PERCENT", help="exit with status 3 unless this much memory is left, such as 1G or 2%%"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -294,7 +314,7 @@ def plan_text(plan: Plan, out: Path) -> str:
     engine = f"{plan.engine.title}, CANN {plan.engine.cann}, level {level}" if plan.engine else "none"
     lines += [t(f"engine: {engine}"), t(f"trainer: {plan.trainer.kind}"), "", t(f"{job.launcher} call, rewritten:")]
     lines.append("  " + shlex.join(rewritten_call(job, level, out)))
-    lines += ["", t("environment of a rank (what the script's own has not):")]
+    lines += ["", t("environment of a rank (beyond the script's own):")]
     lines += [f"  {name}={_shortened(value)}" for name, value in changed_environment(plan).items()]
     lines += ["", t(f"ranks to simulate: {len(plan.tasks)} of {job.world_size}")]
     for task in plan.tasks:

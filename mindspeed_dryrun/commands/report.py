@@ -19,7 +19,7 @@ from mindspeed_dryrun.report import FORMATS, render, table
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("directory", metavar="DIR", type=Path, help="a record, or a folder of worker_*.log files")
     parser.add_argument("--format", choices=FORMATS, default="table", help="default: table")
-    parser.add_argument("--output", metavar="FILE", type=Path, help="write there instead of to the screen")
+    parser.add_argument("--output", metavar="FILE", type=Path, help="write to this file instead of the screen")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -32,8 +32,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("script", metavar="SCRIPT", type=Path, help="the shell script that calls msrun")
     parser.add_argument("--port", type=int, default=0, metavar="N", help="port on this machine (default: any that is free)")
     parser.add_argument("--out", metavar="DIR", type=Path, help="folder of the records (default: studio-SCRIPT)")
-    parser.add_argument("--trainer", choices=("auto", "script", "embedded"), default="auto", help="whose program runs")
-    parser.add_argument("--jobs", type=int, metavar="N", help="ranks at the same time")
+    parser.add_argument(
+        "--trainer",
+        choices=("auto", "script", "embedded"),
+        default="auto",
+        help="which trainer to run: the script's own or the embedded one",
+    )
+    parser.add_argument("--jobs", type=int, metavar="N", help="number of ranks to run at once")
     parser.add_argument("--no-browser", action="store_true", help="print the address, open nothing")
 
 

@@ -31,7 +31,7 @@ _MANY = 4096  # ranks at once on a cluster: Ray itself decides by its CPUs
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What sweep and launch have in common, and the file."""
     parser.add_argument("file", metavar="FILE.yaml", type=Path, help="script and variants")
-    parser.add_argument("--out", metavar="DIR", type=Path, help="folder of the record of records (default: sweep-FILE)")
+    parser.add_argument("--out", metavar="DIR", type=Path, help="folder for the results (default: sweep-FILE)")
     parser.add_argument("--json", action="store_true", help="print the results as JSON")
     add_run_arguments(parser)
 
@@ -41,12 +41,21 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     from mindspeed_dryrun.launch.plan import DEFAULT_TIMEOUT_S
 
     add_device_arguments(parser)
-    parser.add_argument("--trainer", choices=("auto", "script", "embedded"), default="auto", help="whose program runs")
-    parser.add_argument("--jobs", type=int, metavar="N", help="ranks at the same time")
-    parser.add_argument("--executor", choices=("local", "ray"), default="local", help="where ranks run")
-    parser.add_argument("--timeout", type=float, metavar="S", default=DEFAULT_TIMEOUT_S, help="seconds a rank may take")
-    parser.add_argument("--cold", action="store_true", help="start every rank by itself, none from a warm process")
-    parser.add_argument("--no-cache", action="store_true", help="count every rank, also one that was counted before")
+    parser.add_argument(
+        "--trainer",
+        choices=("auto", "script", "embedded"),
+        default="auto",
+        help="which trainer to run: the script's own or the embedded one",
+    )
+    parser.add_argument("--jobs", type=int, metavar="N", help="number of ranks to run at once")
+    parser.add_argument(
+        "--executor", choices=("local", "ray"), default="local", help="run ranks on this machine or on a Ray cluster"
+    )
+    parser.add_argument(
+        "--timeout", type=float, metavar="S", default=DEFAULT_TIMEOUT_S, help="time limit for one rank, in seconds"
+    )
+    parser.add_argument("--cold", action="store_true", help="start every rank as a new process instead of forking a warm one")
+    parser.add_argument("--no-cache", action="store_true", help="simulate every rank, even one whose result is cached")
 
 
 def run_spec(args: argparse.Namespace, budget_mb: int | None) -> RunSpec:

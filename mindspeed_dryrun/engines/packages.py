@@ -71,4 +71,4 @@ def installer() -> list[str]:
         return [sys.executable, "-m", "pip", "install", "--no-compile", "--disable-pip-version-check"]
     if shutil.which("uv"):
         return ["uv", "pip", "install", "--python", sys.executable]
-    raise DryRunError("Neither pip nor uv is here to install the engine packages. Run: python -m ensurepip")
+    raise DryRunError("Neither pip nor uv is available to install the engine packages. Run: python -m ensurepip")

@@ -57,7 +57,7 @@ class Prediction:
     used_spread_mb: float = math.inf
 
     def least_mb(self, doubt: float) -> float:
-        """What is needed at least, so many standard deviations from what is believed: fragments are never below zero."""
+        """What is needed at least, a number of standard deviations away from what is believed: fragments are never below zero."""
         return max(self.actual_mb - doubt * self.spread_mb, self.used_mb - doubt * self.used_spread_mb)
 
 

@@ -69,6 +69,9 @@ class Catalogue:
             values = template.values(text)
             if values is not None:
                 return template.filled([self._value(value, depth + 1) for value in values])
+        quoted = re.fullmatch(r"('[^']*') (.+?)\.?", text)  # 'KEY' must be …
+        if quoted and self.knows(quoted[2], depth + 1):
+            return f"{quoted[1]} {self.sentence(quoted[2], depth + 1)}。"
         place, colon, rest = text.partition(": ")  # FILE: what is wrong with it; rank 3: what to know of it
         if colon and " " not in place.removeprefix("rank ") and (said := self.sentence(rest, depth + 1)) != rest:
             return f"{place}：{said}"

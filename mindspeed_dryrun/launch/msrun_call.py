@@ -75,7 +75,7 @@ def read_msrun_call(argv: Sequence[str], cwd: str, env: Mapping[str, str] | None
                 notes.append(f"--{option} has no value (an empty variable in the script?); a dry run does not need it")
                 continue
             else:
-                raise UsageError(f"The msrun option --{option} has lost its value: the variable that should give it is empty.")
+                raise UsageError(f"The msrun option --{option} has no value: the variable that should provide it is empty.")
         options[option] = value
     _check_numbers(options, notes)
     if program_at == len(words) or not words[program_at].strip():

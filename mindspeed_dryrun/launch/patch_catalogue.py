@@ -165,7 +165,7 @@ def _texts(items: Any, where: str) -> list[str]:
 
 def _chosen(names: Any, known: Sequence[str], where: str) -> list[str]:
     if not isinstance(names, list) or not set(map(str, names)) <= set(known):
-        raise UsageError(f"{where} must be out of {', '.join(known)}.")
+        raise UsageError(f"{where} must be one of {', '.join(known)}.")
     return names
 
 

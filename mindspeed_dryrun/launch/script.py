@@ -148,7 +148,7 @@ def _run(command: Sequence[str], folder: Path, env: Mapping[str, str]) -> tuple[
 
 def _why_no_call(script: Path, status: int | None, output: str, launchers: Sequence[str]) -> str:
     said = [line.strip() for line in output.splitlines() if line.strip() and "__dryrun" not in line]
-    last = f" It said last: {said[-1]}" if said else ""
+    last = f" Its last output was: {said[-1]}" if said else ""
     if launchers and launchers[0] in REMOTE:
         return (
             f"{script} starts its workers on other machines with {launchers[0]}, and calls neither msrun nor torchrun. "

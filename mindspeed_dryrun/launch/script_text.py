@@ -73,7 +73,7 @@ def assign_variables(text: str, sets: Mapping[str, str], script: Path | str) -> 
 def not_assigned(text: str, name: str, script: Path | str) -> UsageError:
     """The sentence about a variable that cannot be set."""
     names = assigned_names(text)
-    listed = ", ".join(names) or "none at all"
+    listed = ", ".join(names) or "no variables"
     return UsageError(f"{script} has no assignment {name}=… to set{did_you_mean(name, names)}. It assigns: {listed}.")
 
 

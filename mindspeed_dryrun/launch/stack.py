@@ -14,6 +14,7 @@ from pathlib import Path
 from mindspeed_dryrun.cache import make_once
 from mindspeed_dryrun.engines.packages import installer
 from mindspeed_dryrun.errors import DryRunError, UsageError
+from mindspeed_dryrun.language import message
 from mindspeed_dryrun.launch.releases import RELEASES, Release, missing_trees, release_of
 
 PYTHON = "python"  # the folder for packages, beside the trees
@@ -99,7 +100,7 @@ def _clone(address: str, reference: str, place: Path) -> None:
     def clone(target: Path) -> None:
         command = ["git", "-c", "advice.detachedHead=false", "clone", "--quiet", "--depth", "1", "--branch", reference]
         environment = {**os.environ, "GIT_TERMINAL_PROMPT": "0"}
-        _run([*command, address, str(target)], f"Could not clone {address} at {reference}", environment)
+        _run([*command, address, str(target)], message(f"Could not clone {address} at {reference}"), environment)
 
     if shutil.which("git") is None:
         raise DryRunError("git is not installed. Install it, or use trees that are there already: --from DIR")
@@ -112,7 +113,7 @@ def _install(folder: Path, requirements: Iterable[str]) -> None:
     for names, options in ((plain, [*_keep_numpy()]), (alone, ["--no-deps"])):
         if names:
             command = [*installer(), "--quiet", "--target", str(folder), *options, *names]
-            _run(command, f"Could not install {', '.join(names)}")
+            _run(command, message(f"Could not install {', '.join(names)}"))
 
 
 def _keep_numpy() -> list[str]:

@@ -69,9 +69,7 @@ def _own_options(words: Sequence[str], notes: list[str]) -> tuple[dict[str, str]
             following = words[position] if position < len(words) else "-"
             if is_flag(following) or (following.endswith(".py") and name not in ("log_dir", "role")):
                 if name in _NEEDED:
-                    raise UsageError(
-                        f"The torchrun option --{name} has lost its value: the variable that should give it is empty."
-                    )
+                    raise UsageError(f"The torchrun option --{name} has no value: the variable that should provide it is empty.")
                 notes.append(f"--{name} has no value (an empty variable in the script?); a dry run does not need it")
                 continue
             value = following

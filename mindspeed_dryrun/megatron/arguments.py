@@ -33,7 +33,7 @@ class Arguments:
         if name not in self.values:
             return default
         if not self.values[name]:
-            raise UsageError(f"{name} has lost its value: the variable that should give it is empty.")
+            raise UsageError(f"{name} has no value: the variable that should provide it is empty.")
         return self.values[name][0]
 
     def number(self, name: str, default: int | None = None) -> int | None:

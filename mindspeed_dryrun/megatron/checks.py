@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from mindspeed_dryrun.errors import UsageError
+from mindspeed_dryrun.language import message
 from mindspeed_dryrun.megatron import sizes
 from mindspeed_dryrun.megatron.arguments import Arguments
 from mindspeed_dryrun.megatron.flags import with_tag
@@ -59,7 +60,7 @@ def _check_recomputation(arguments: Arguments) -> None:
     if granularity == "full" and method is None:
         raise UsageError("--recompute-granularity full needs --recompute-method (uniform or block).")
     if granularity == "selective" and method is not None:
-        raise UsageError("--recompute-granularity selective goes without --recompute-method.")
+        raise UsageError("--recompute-granularity selective does not take --recompute-method.")
 
 
 def _check_model(arguments: Arguments, layout: Layout) -> None:
@@ -145,9 +146,9 @@ def _check_dense_layers(arguments: Arguments, pp: int) -> None:
 
 # (flag, what it needs or excludes, the sentence)
 _EXCLUDES = (
-    ("--fp16", "--bf16", "--fp16 and --bf16 exclude each other."),
-    ("--train-iters", "--train-samples", "--train-iters and --train-samples exclude each other."),
-    ("--train-iters", "--rampup-batch-size", "--rampup-batch-size works with --train-samples, not with --train-iters."),
+    ("--fp16", "--bf16", message("--fp16 and --bf16 exclude each other.")),
+    ("--train-iters", "--train-samples", message("--train-iters and --train-samples exclude each other.")),
+    ("--train-iters", "--rampup-batch-size", message("--rampup-batch-size works with --train-samples, not with --train-iters.")),
 )
 _NEEDS = (
     ("--overlap-param-gather", "--use-distributed-optimizer"),

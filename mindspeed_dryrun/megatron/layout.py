@@ -241,7 +241,7 @@ def _even_or_ends(arguments: Arguments, pp: int, chunks: int, layers: int) -> li
         middle = pp - (first is not None) - (last is not None)
         rest = layers - (first or 0) - (last or 0)
         if rest < 0 or (middle and rest % middle) or (not middle and rest):
-            raise UsageError(f"{rest} layers are left for {middle} stages between the first and the last: uneven.")
+            raise UsageError(f"{rest} layers cannot be divided evenly over the {middle} stages between the first and the last.")
         counts = [rest // middle if middle else 0] * pp
         counts[0] = first if first is not None else counts[0]
         counts[-1] = last if last is not None else counts[-1]

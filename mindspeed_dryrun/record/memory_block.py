@@ -85,7 +85,7 @@ class Replay:
 
 
 def replay(path: Path) -> Replay:
-    """Reads a whole file. UsageError if it is not a memory_block.csv or holds no block.
+    """Reads a whole file. UsageError if it is not a memory_block.csv or contains no memory blocks.
 
     MindSpore writes blocks in the order of allocation. A file in another order is sorted into a temporary copy first.
     """
@@ -106,7 +106,7 @@ def _replay(path: Path) -> Replay:
         except _OtherSumError:
             reader = _follow(path, columns, first, _Sum())
         if reader.peak_segment is None or reader.iteration is None:
-            raise UsageError(f"{path} holds no block: was the memory tracker on while the program ran?")
+            raise UsageError(f"{path} contains no memory blocks: was the memory tracker on while the program ran?")
         blocks = tuple(reader.live_blocks(file))
     return Replay(
         path=path,

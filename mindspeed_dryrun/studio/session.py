@@ -95,7 +95,7 @@ class Session:
                 if found.choice == choice and found.state not in ("failed", "waiting"):
                     return found
             if self._waiting.qsize() >= MOST_WAITING or len(self.tries) >= MOST_TRIES:
-                raise Busy("Enough runs are waiting already. Wait until some are done.")
+                raise Busy("Too many runs are queued. Wait until some have finished.")
             one = Try(next(self._numbers), choice, job=job, name=name_of(job))
             self.tries[one.number] = one
             self._waiting.put(one)

@@ -26,7 +26,7 @@ EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "pretrain_qwen25_7b
             "--seq-length is the trainer's: put it after `--`, as in `launch SCRIPT -- --seq-length …`.",
         ),
         ("launch train.sh --seq-length=512", "--seq-length is the trainer's: put it after `--`"),
-        ("report a b", "report has no place for b."),
+        ("report a b", "report takes no argument b."),
     ],
 )
 def test_a_wrong_word_is_named_with_the_right_one(words: str, sentence: str, capsys: pytest.CaptureFixture[str]) -> None:

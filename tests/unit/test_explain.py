@@ -119,7 +119,7 @@ def test_what_a_graph_mode_file_of_a_user_holds(tmp_path):
     [
         ("", "is not a memory_block.csv"),
         ("a,b,c\n1,2,3\n", "no column start_time_stamp"),
-        (HEADER, "holds no block"),
+        (HEADER, "contains no memory blocks"),
     ],
 )
 def test_a_file_that_is_none_is_refused_with_a_sentence(tmp_path, text, words):

@@ -45,7 +45,7 @@ def test_abbreviations_as_argparse_takes_them() -> None:
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("--worker_num --node_rank 0 pretrain_gpt.py", "--worker_num has lost its value"),
+        ("--worker_num --node_rank 0 pretrain_gpt.py", "--worker_num has no value"),
         ("--worker_num eight pretrain_gpt.py", "expects a whole number and got 'eight'"),
         ("--worker_num 0 pretrain_gpt.py", "at least one worker"),
         ("--nproc_per_node 8 pretrain_gpt.py", "msrun has no option --nproc_per_node"),

@@ -263,11 +263,11 @@ def test_set_reaches_defaults_from_the_environment(home: Path) -> None:
         ("set -e\nfalse\nmsrun a.py\n", "failed before it called msrun"),
         ("set -u\nmsrun a.py $UNSET_THING\n", "UNSET_THING"),
         ("deepspeed pretrain_gpt.py\n", "deepspeed, not with msrun or torchrun"),
-        ("msrun --worker_num --node_rank 0 a.py\n", "lost its value"),
+        ("msrun --worker_num --node_rank 0 a.py\n", "has no value"),
         ("msrun --gpus 8 a.py\n", "no option --gpus"),
         ("ssh node1 'cd /job && msrun a.py'\n", "on other machines with ssh.*the script that runs on one node"),
         ("TP=2\r\nmsrun a.py\r\n", "Windows line ends.*sed -i"),
-        ("set -x\necho problem >&2; exit 4\nmsrun a.py\n", "It said last: (?!.*dryrun)"),
+        ("set -x\necho problem >&2; exit 4\nmsrun a.py\n", "Its last output was: (?!.*dryrun)"),
     ],
 )
 def test_each_way_to_fail_has_its_sentence(home: Path, text: str, sentence: str) -> None:

@@ -41,7 +41,7 @@ def test_an_elastic_job_and_a_counted_node_are_told() -> None:
 def test_an_empty_variable_of_an_address_is_forgiven_and_one_of_a_size_is_not() -> None:
     call = read("--nproc_per_node 8 --node_rank --master_addr pretrain_gpt.py")
     assert (call.program, call.world_size, len(call.notes)) == ("pretrain_gpt.py", 8, 2)
-    with pytest.raises(UsageError, match="nproc_per_node has lost its value"):
+    with pytest.raises(UsageError, match="nproc_per_node has no value"):
         read("--nproc_per_node --nnodes 1 pretrain_gpt.py")
 
 
