@@ -44,6 +44,7 @@ def temporary_folder() -> Iterator[Path]:
     folder = _place() / f"{_PREFIX}{secrets.token_hex(6)}"
     # An exported shell function could take the place of `rm`.
     environ = {name: value for name, value in os.environ.items() if not name.startswith("BASH_FUNC_")}
+    environ["PATH"] = f"{environ.get('PATH', '')}{os.pathsep}{os.defpath}"
     keeper = subprocess.Popen(
         ["/bin/sh", "-c", _KEEPER, "keeper", str(folder)],
         stdin=subprocess.PIPE,

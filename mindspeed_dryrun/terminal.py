@@ -31,10 +31,24 @@ def plain(text: str) -> str:
 def protect_streams() -> None:
     """stdout and stderr of this process, from here on. Streams that a test put there stay as they are."""
     codecs.register_error(_HANDLER, _replaced)
+    _open_what_is_closed()
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if type(stream) is io.TextIOWrapper:
             setattr(sys, name, Screen(stream, cleans=name == "stdout"))
+
+
+def _open_what_is_closed() -> None:
+    """A shell's `>&-` would hand the number of stdout to the next file that is opened, and a child would write into it."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.dup2(nowhere := os.open(os.devnull, os.O_RDWR), number)
+            if nowhere != number:
+                os.close(nowhere)
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, "r" if number == 0 else "w", closefd=False))  # noqa: SIM115
 
 
 class Screen(io.TextIOWrapper):

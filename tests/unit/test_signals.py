@@ -211,3 +211,16 @@ def test_a_signal_in_the_first_moments_prints_no_traceback(home: Path, number: s
     assert launcher.returncode in (128 + number, -number, 1 if "Traceback" in said else 128 + number)
     assert eventually(lambda: processes_in(home) == []), processes_in(home)
     assert eventually(lambda: list((home / "tmp").iterdir()) == []), list((home / "tmp").rglob("*"))
+
+
+@pytest.mark.parametrize("path", ["", "/nowhere"])
+def test_a_folder_is_made_and_removed_without_a_path(home: Path, path: str) -> None:
+    program = "from mindspeed_dryrun.temporary import temporary_folder\nwith temporary_folder() as f: print(f.is_dir())"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={"PATH": path, "PYTHONPATH": str(ROOT), "TMPDIR": str(home / "tmp")},
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout == "True\n", done.stderr
+    assert list((home / "tmp").iterdir()) == []

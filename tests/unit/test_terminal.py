@@ -75,3 +75,10 @@ def test_a_record_cannot_steer_the_terminal(record: Path) -> None:
 def test_colours_of_our_own_are_kept() -> None:
     assert plain("\x1b[1;32mFITS\x1b[0m\t1\n") == "\x1b[1;32mFITS\x1b[0m\t1\n"
     assert plain("a\x1b[8mhidden\rb\x9b2J") == "a\\x1b[8mhidden\\x0db\\x9b2J"
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", "<&- >&- 2>&-"])
+def test_closed_streams_do_not_change_the_exit_status(record: Path, closed: str) -> None:
+    line = f'"$0" -m mindspeed_dryrun report "$1" {closed}'
+    done = subprocess.run(["bash", "-c", line, sys.executable, str(record)], env=environment(), capture_output=True, text=True)
+    assert done.returncode == 3 and "Traceback" not in done.stderr, done.stderr
