@@ -58,7 +58,7 @@ def test_a_mixture_does_not_claim_the_fitted_band(tmp_path: Path, capsys: pytest
     _, dense, _ = planned(tmp_path, capsys, BASE.split())
     _, mixture, _ = planned(tmp_path, capsys, [*BASE.split(), "--num-experts", "8", "--expert-model-parallel-size", "4"])
     one, other = json.loads(dense)["time"], json.loads(mixture)["time"]
-    assert "±9%" in one["hardware"] and "not fitted to mixtures" in other["hardware"]
+    assert "±13%" in one["hardware"] and "not fitted to mixtures" in other["hardware"]
     assert other["high_s"] / other["low_s"] > one["high_s"] / one["low_s"]
 
 
