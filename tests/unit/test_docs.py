@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import json
 import re
 import shlex
 from collections.abc import Iterator
@@ -117,3 +118,11 @@ def test_no_page_takes_what_the_simulation_believes_for_a_budget(page: Path) -> 
 def test_no_page_has_a_figure_that_was_never_filled_in(page: Path) -> None:
     prose = re.sub(r"`[^`\n]*`", "", FENCE.sub("", page.read_text(encoding="utf-8")))
     assert re.findall(r"\|\s*([A-Z]+(?:_[A-Z]+)+|TODO|TBD)\s*\|", prose) == []
+
+
+def test_the_tests_that_the_reliability_page_names_exist() -> None:
+    root = Path(__file__).resolve().parents[2]
+    source = "\n".join(path.read_text(encoding="utf-8") for path in (root / "tests").rglob("test_*.py"))
+    points = json.loads((root / "docs" / "reliability" / "points.json").read_text(encoding="utf-8"))
+    assert [item["point"] for item in points] == list(range(1, 19))
+    assert [name for item in points for name in item["tests"] if f"def {name}(" not in source] == []
