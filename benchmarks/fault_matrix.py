@@ -292,7 +292,8 @@ def fuzz(minutes: float) -> bool:
 def page() -> str:
     """docs/reliability.md."""
     read = {
-        name: json.loads((FIGURES / f"{name}.json").read_text(encoding="utf-8")) for name in ("faults", "soak", "fuzz", "classes")
+        name: json.loads((FIGURES / f"{name}.json").read_text(encoding="utf-8"))
+        for name in ("faults", "soak", "fuzz", "classes", "points")
     }
     faults, soak, fuzz, classes = read["faults"], read["soak"], read["fuzz"], read["classes"]
     signals_sent = {name: number for name, number in soak.items() if " to " in name}
@@ -319,6 +320,8 @@ def page() -> str:
         "| layout | ranks | classes | used peak of each class, MB | fragments differ by, MB | equal |", "|---|---:|---:|---|---:|---|",
         *(f"| {item['layout']} | {item['ranks']} | {item.get('classes', '')} | {', '.join('/'.join(peaks) for peaks in item.get('used_mb', []))} | "
           f"{item.get('fragments_mb', '')} | {item['problem'] or 'yes'} |".replace("\n", " ") for item in classes),
+        "", "## What a hostile tester found", "", "Each point and the tests that hold it.", "", "| | what | tests |", "|---:|---|---|",
+        *(f"| {item['point']} | {item['what']} | {', '.join(f'`{name}`' for name in item['tests'])} |" for item in read["points"]),
     ]  # fmt: skip
     return "\n".join(lines) + "\n"
 

@@ -15,9 +15,9 @@ import pytest
 AXE = "axe-core@4.10.3"
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    """Debian's chromium, or another build of it, driven by Playwright."""
+    """Debian's chromium, or another build of it, driven by Playwright, whose event loop must not outlive the module."""
     sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
     names = ("chromium", "chromium-browser", "google-chrome")
     binary = next((path for name in names if (path := shutil.which(name))), None)

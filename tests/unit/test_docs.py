@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import json
 import os
 import re
 import shlex
@@ -140,3 +141,11 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | {"NO_MKDOCS_2_WARNING": "1"})
     assert done.returncode == 0, done.stderr
     assert {"index.html", "tutorial", "tutorial.zh"} <= {path.name for path in tmp_path.iterdir()}
+
+
+def test_the_tests_that_the_reliability_page_names_exist() -> None:
+    root = Path(__file__).resolve().parents[2]
+    source = "\n".join(path.read_text(encoding="utf-8") for path in (root / "tests").rglob("test_*.py"))
+    points = json.loads((root / "docs" / "reliability" / "points.json").read_text(encoding="utf-8"))
+    assert [item["point"] for item in points] == list(range(1, 19))
+    assert [name for item in points for name in item["tests"] if f"def {name}(" not in source] == []
