@@ -13,7 +13,7 @@ from pathlib import Path
 from mindspeed_dryrun.launch.job import Job
 from mindspeed_dryrun.megatron import sizes
 from mindspeed_dryrun.megatron.arguments import join, override_args, pairs, without
-from mindspeed_dryrun.megatron.flags import with_tag
+from mindspeed_dryrun.megatron.flags import FLAGS, with_tag
 
 # What the user may be told about: what it is, and the flags that name it.
 _NAMED_INPUTS = (
@@ -41,11 +41,17 @@ def dry_args(job: Job, args: Sequence[str]) -> tuple[tuple[str, ...], list[str]]
     return absolute_paths(result, job.cwd), notes
 
 
+_FILES = frozenset(("input", "tokenizer", "output"))
+_NAMES_A_FILE = re.compile(r"path|file|dir|config|cfg")
+
+
 def absolute_paths(args: Sequence[str], cwd: str) -> tuple[str, ...]:
     """Values that name a file or folder of the user's, made absolute: a rank runs in a folder of its own."""
     folder = Path(cwd)
 
-    def absolute(word: str) -> str:
+    def absolute(name: str, word: str) -> str:
+        if "/" not in word and name in FLAGS and not (FLAGS[name].tags & _FILES or _NAMES_A_FILE.search(name)):
+            return word  # `--ckpt-format torch` is not the folder of that name
         if word.startswith(("-", "/")) or not word or "\0" in word or len(word) > 1000:
             return word
         try:
@@ -54,7 +60,7 @@ def absolute_paths(args: Sequence[str], cwd: str) -> tuple[str, ...]:
             return word
         return str(folder / word) if there and word not in (".", "..") else word
 
-    return join((name, [absolute(word) for word in words]) for name, words in pairs(args))
+    return join((name, [absolute(name, word) for word in words]) for name, words in pairs(args))
 
 
 def padded_vocabulary(job: Job) -> tuple[int, list[str]]:

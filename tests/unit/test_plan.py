@@ -160,6 +160,12 @@ def test_the_padded_vocabulary_stays_the_same(tmp_path: Path) -> None:
     assert padded_vocabulary(found)[0] == 502  # 501 tokens, divisible by TP 2
 
 
+def test_a_word_of_a_known_flag_is_no_folder_by_chance(tmp_path: Path) -> None:
+    (tmp_path / "torch").mkdir()
+    args = ("--ckpt-format", "torch", "--my-own-flag", "torch")
+    assert absolute_paths(args, str(tmp_path)) == ("--ckpt-format", "torch", "--my-own-flag", str(tmp_path / "torch"))
+
+
 def test_paths_mean_what_they_mean_to_the_user(tmp_path: Path) -> None:
     (tmp_path / "templates.json").touch()
     args = ["--prompt-type-path", "templates.json", "--bf16", "--lr", "1e-6", "--other", "missing.json", "--abs", "/etc"]
