@@ -20,7 +20,7 @@ from mindspeed_dryrun.errors import DryRunError
 _PREFIX = "mindspeed-dryrun-"
 # The word `done` comes from a process that has nothing below it any more. Without it something may still be writing here.
 _KEEPER = r"""
-trap '' TERM INT HUP
+trap '' TERM INT HUP PIPE
 remove() {
     tries=0
     until rm -rf -- "$1" 2>/dev/null || [ $tries -ge 50 ]; do

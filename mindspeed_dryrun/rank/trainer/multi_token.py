@@ -30,6 +30,8 @@ from megatron.core.utils import make_viewless_tensor
 from mindspeed_dryrun.megatron.settings import Settings
 from mindspeed_dryrun.rank.trainer import releases
 
+_FIRST_ONES: list[Any] = []
+
 
 class PredictionLayer(MegatronModule):  # type: ignore[misc]
     """The embedding of a later token joined to the hidden states, through a transformer layer of its own."""
@@ -43,7 +45,9 @@ class PredictionLayer(MegatronModule):  # type: ignore[misc]
         self.eh_proj = ColumnParallelLinear(size * 2, size, config=config, init_method=config.init_method, **options)
         self.transformer_layer = build_module(layer, config=config)
         if releases.since("26.1.0"):
-            # `mtp_layer_init_wrapper` builds it again. The first one goes when Python's collector gets to it, here as upstream.
+            # `mtp_layer_init_wrapper` builds it again. Upstream the first one goes when Python's collector gets to it, which
+            # may be before the peak or never: it is kept, so that the figure is the same each time and not too low.
+            _FIRST_ONES.append(self.transformer_layer)
             self.transformer_layer = build_module(layer, config=config)
 
     def forward(self, embedded: Any, hidden_states: Any, attention_mask: Any, rotary_pos_emb: Any) -> Any:
