@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from mindspeed_dryrun import temporary
+
 ROOT = Path(__file__).resolve().parents[2]
 # `sleep` would be stood in for; ./nap is the same program.
 SCRIPT = """
