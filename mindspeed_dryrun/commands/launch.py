@@ -58,23 +58,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--level", type=int, default=1, choices=(0, 1, 2, 3), help="MindSpore's simulation level")
     add_device_arguments(parser)
-    parser.add_argument(
-        "--trainer",
-        default="auto",
-        choices=("auto", "script", "embedded"),
-        help="which trainer to run: the script's own or the embedded one",
-    )
-    parser.add_argument(
-        "--jobs", type=int, metavar="N", help="number of ranks to run at once (default: by cores and free memory)"
-    )
-    parser.add_argument(
-        "--executor", default="local", choices=("local", "ray"), help="run ranks on this machine or on a Ray cluster"
-    )
-    parser.add_argument("--cold", action="store_true", help="start every rank as a new process instead of forking a warm one")
-    parser.add_argument("--no-cache", action="store_true", help="simulate every rank, even one whose result is cached")
-    parser.add_argument(
-        "--timeout", type=float, default=DEFAULT_TIMEOUT_S, metavar="S", help="time limit for one rank, in seconds"
-    )
+    add_trainer_arguments(parser)
+    add_execution_arguments(parser)
     parser.add_argument("--plan-only", action="store_true", help="show the rewritten call and the ranks, run nothing")
     parser.add_argument("--json", action="store_true", help="print the report (or plan) as JSON")
     parser.add_argument("--junit", metavar="FILE", type=Path, help="also write the report as a JUnit file")
@@ -107,6 +92,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--patches", metavar="FILE", action="append", default=[], help="a patch file of your own")
     parser.add_argument("--partial", action="store_true", help="base the exit status on the ranks that ran, not on the whole job")
     parser.add_argument("--fresh", action="store_true", help="run every rank again, including those of an earlier run")
+
+
+def add_trainer_arguments(parser: argparse.ArgumentParser) -> None:
+    """What runs in a rank, and how many ranks at once; the same for every verb that runs ranks."""
+    parser.add_argument(
+        "--trainer",
+        default="auto",
+        choices=("auto", "script", "embedded"),
+        help="which trainer to run: the script's own or the embedded one",
+    )
+    parser.add_argument(
+        "--jobs", type=int, metavar="N", help="number of ranks to run at once (default: by cores and free memory)"
+    )
+
+
+def add_execution_arguments(parser: argparse.ArgumentParser) -> None:
+    """Where and how ranks are run; the same for launch, sweep and search."""
+    parser.add_argument(
+        "--executor", default="local", choices=("local", "ray"), help="run ranks on this machine or on a Ray cluster"
+    )
+    parser.add_argument("--cold", action="store_true", help="start every rank as a new process instead of forking a warm one")
+    parser.add_argument("--no-cache", action="store_true", help="simulate every rank, even one whose result is cached")
+    parser.add_argument(
+        "--timeout", type=float, default=DEFAULT_TIMEOUT_S, metavar="S", help="time limit for one rank, in seconds"
+    )
 
 
 def add_device_arguments(parser: argparse.ArgumentParser) -> None:

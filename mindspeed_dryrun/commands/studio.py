@@ -18,6 +18,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mindspeed_dryrun.commands.launch import add_trainer_arguments
 from mindspeed_dryrun.errors import Interrupted, UsageError
 from mindspeed_dryrun.language import t
 
@@ -32,13 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("script", metavar="SCRIPT", type=Path, help="the shell script that calls msrun")
     parser.add_argument("--port", type=int, default=0, metavar="N", help="port on this machine (default: any that is free)")
     parser.add_argument("--out", metavar="DIR", type=Path, help="folder of the records (default: studio-SCRIPT)")
-    parser.add_argument(
-        "--trainer",
-        choices=("auto", "script", "embedded"),
-        default="auto",
-        help="which trainer to run: the script's own or the embedded one",
-    )
-    parser.add_argument("--jobs", type=int, metavar="N", help="number of ranks to run at once")
+    add_trainer_arguments(parser)
     parser.add_argument("--no-browser", action="store_true", help="print the address, open nothing")
 
 

@@ -17,7 +17,7 @@ import json
 import time
 from pathlib import Path
 
-from mindspeed_dryrun.commands.launch import add_device_arguments, execution_from
+from mindspeed_dryrun.commands.launch import add_device_arguments, add_execution_arguments, add_trainer_arguments, execution_from
 from mindspeed_dryrun.errors import exit_status_after
 from mindspeed_dryrun.language import t
 from mindspeed_dryrun.launch.job import Job
@@ -38,24 +38,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     """How dry runs are run; the same for sweep and search."""
-    from mindspeed_dryrun.launch.plan import DEFAULT_TIMEOUT_S
-
     add_device_arguments(parser)
-    parser.add_argument(
-        "--trainer",
-        choices=("auto", "script", "embedded"),
-        default="auto",
-        help="which trainer to run: the script's own or the embedded one",
-    )
-    parser.add_argument("--jobs", type=int, metavar="N", help="number of ranks to run at once")
-    parser.add_argument(
-        "--executor", choices=("local", "ray"), default="local", help="run ranks on this machine or on a Ray cluster"
-    )
-    parser.add_argument(
-        "--timeout", type=float, metavar="S", default=DEFAULT_TIMEOUT_S, help="time limit for one rank, in seconds"
-    )
-    parser.add_argument("--cold", action="store_true", help="start every rank as a new process instead of forking a warm one")
-    parser.add_argument("--no-cache", action="store_true", help="simulate every rank, even one whose result is cached")
+    add_trainer_arguments(parser)
+    add_execution_arguments(parser)
 
 
 def run_spec(args: argparse.Namespace, budget_mb: int | None) -> RunSpec:

@@ -5,28 +5,27 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Sequence
 
-from mindspeed_dryrun.language import t, width
+from mindspeed_dryrun.language import padded, t, width
 
 
-def columns(head: Sequence[str], body: Sequence[Sequence[str]], left: Iterable[int] = ()) -> list[str]:
+def columns(head: Sequence[str], body: Sequence[Sequence[str]], left: Iterable[int] = (), underlined: bool = False) -> list[str]:
     """Aligned columns, two spaces apart; numbers to the right except the columns named in `left`."""
-    lefts, head = set(left), [t(name) for name in head]
-    widths = [max(width(row[i]) for row in [head, *body]) for i in range(len(head))]
+    lefts, rows = set(left), [[t(name) for name in head], *body]
+    widths = [max(width(row[i]) for row in rows) for i in range(len(head))]
+    if underlined:
+        rows.insert(1, ["-" * wide for wide in widths])
     return [
         "  ".join(
-            cell + " " * (wide - width(cell)) if i in lefts else " " * (wide - width(cell)) + cell
+            padded(cell, wide) if i in lefts else " " * (wide - width(cell)) + cell
             for i, (cell, wide) in enumerate(zip(row, widths, strict=True))
         ).rstrip()
-        for row in [head, *body]
+        for row in rows
     ]
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[object]], left: int = 1) -> str:
     """The same with a line under the header; the first `left` columns are flush left."""
-    cells, header = [[str(cell) for cell in row] for row in rows], [t(name) for name in header]
-    head, *body = columns(header, cells, range(left))
-    widths = [max(width(row[index]) for row in [header, *cells]) for index in range(len(header))]
-    return "\n".join([head, "  ".join("-" * wide for wide in widths), *body])
+    return "\n".join(columns(header, [[str(cell) for cell in row] for row in rows], range(left), underlined=True))
 
 
 def duration(seconds: float) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import pickle
@@ -10,18 +9,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
+from torch_npu_tests import MARKS
 
 from mindspeed_dryrun.doctor.trial import torch_trial
 from mindspeed_dryrun.rank.torch_npu import rank as torch_rank
 from mindspeed_dryrun.report.explain import explain, tracker_files
 
-pytestmark = [
-    pytest.mark.engine,
-    pytest.mark.skipif(
-        importlib.util.find_spec("torch_npu") is None, reason="torch_npu is not installed: pip install 'mindspeed-dryrun[torch]'"
-    ),
-]
+pytestmark = MARKS
 ROOT = Path(__file__).parents[2]
 PROGRAM = """
 import os, torch, torch_npu, torch.distributed as dist

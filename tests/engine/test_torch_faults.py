@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import signal
@@ -13,13 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch_npu_tests import MARKS
 
-pytestmark = [
-    pytest.mark.engine,
-    pytest.mark.skipif(
-        importlib.util.find_spec("torch_npu") is None, reason="torch_npu is not installed: pip install 'mindspeed-dryrun[torch]'"
-    ),
-]
+pytestmark = MARKS
 ROOT = Path(__file__).parents[2]
 TOY = """
 import os, subprocess, sys, time
