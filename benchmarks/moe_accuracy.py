@@ -67,6 +67,10 @@ OVERLAP = " --moe-alltoall-overlap-comm"
 COC = " --use-ascend-coc --coc-fused-kernel"
 TUNE = " --stage sft --is-instruction-dataset --prompt-type llama3 --finetune"
 LORA = " --lora-r 8 --lora-alpha 16 --lora-target-modules linear_qkv linear_proj linear_fc1 linear_fc2"
+GENERAL = (
+    " --attention-mask-type general --context-parallel-size 2 --context-parallel-algo megatron_cp_algo --use-cp-send-recv-overlap"
+    " --use-distributed-optimizer --reuse-fp32-param --swap-attention"
+)
 DPO = (
     " --stage dpo --is-instruction-dataset --is-pairwise-dataset --prompt-type llama3 --finetune --variable-seq-lengths"
     " --no-pad-to-seq-lengths --dpo-loss-type sigmoid"
@@ -167,6 +171,14 @@ CASES = {
         4, GROUPED + EP2 + PP2 + OVERLAP + " --num-layers 8 --num-layers-per-virtual-pipeline-stage 2"
         " --overlap-grad-reduce --overlap-param-gather"
     ),
+    "first layer dense, Transformer Engine": Case(
+        2, MOE + GROUPED + EP2 + " --first-k-dense-replace 1 --moe-layer-freq 1 --transformer-impl transformer_engine",
+        releases=("26.1.0",),
+    ),
+    "GLM-4.5 in small": Case(
+        8, MOE + GROUPED + EP4 + PP2 + OVERLAP + PREDICT + FULL + " --num-layers 8 --first-k-dense-replace 1 --moe-layer-freq 1"
+        " --n-shared-experts 1 --noop-layers 1,7 --post-norm --transformer-impl transformer_engine", releases=("26.1.0",),
+    ),
     "overlapped, TP extends EP": experts(4, EXTENDED + OVERLAP),
     "overlapped, fused gradient accumulation": experts(2, GROUPED + EP2 + OVERLAP + " --gemm-gradient-accumulation-fusion"),
     "fused linear layers, no TP": experts(4, GROUPED + EP2 + PP2 + COC),
@@ -209,6 +221,50 @@ CASES = {
     "DPO": Case(2, DPO + PP2, "posttrain_gpt.py"),
     "DPO, TP 2": Case(2, DPO + TP2 + " --sequence-parallel", "posttrain_gpt.py"),
     "DPO, PP 4, recomputed": Case(4, DPO + " --pipeline-model-parallel-size 4" + FULL, "posttrain_gpt.py"),
+    "logits in slices": Case(2, PP2 + " --output-layer-slice-num 10", releases=("2.2.0",)),
+    "logits in slices, limited groups, BNSD": experts(
+        4, EP4 + " --moe-grouped-gemm --moe-token-dispatcher-type allgather --shape-order BNSD --output-layer-slice-num 10" + LIMITED,
+    ),
+    "swapped attention": Case(2, PP2 + " --swap-attention"),
+    "swapped attention, experts, recomputed": experts(
+        4, GROUPED + EP2 + PP2 + " --swap-attention --recompute-granularity full --recompute-method block --recompute-num-layers 1"
+    ),
+    "swapped optimizer": experts(4, GROUPED + EP2 + PP2 + " --swap-optimizer"),
+    "swapped optimizer, fused gradients, gathered on the way": experts(
+        4, EXTENDED + " --swap-optimizer --gemm-gradient-accumulation-fusion --overlap-grad-reduce --overlap-param-gather" + FULL
+    ),
+    "LoRA, experts one by one, fused": tuning(2, MOE + EP2 + " --moe-token-dispatcher-type alltoall_seq --lora-fusion" + LORA),
+    "LoRA, experts one by one": tuning(2, MOE + EP2 + " --moe-token-dispatcher-type alltoall_seq" + LORA),
+    "LoRA, MLA": tuning(2, PP2 + LATENT + " --q-lora-rank 384" + LORA),
+    "LoRA, MLA, fused": tuning(2, PP2 + LATENT + " --q-lora-rank 384 --lora-fusion" + LORA),
+    "LoRA, DeepSeek-V3 in small": tuning(
+        4, MOE + EP2 + PP2 + LATENT + " --q-lora-rank 384 --first-k-dense-replace 1 --moe-layer-freq 1 --n-shared-experts 1"
+        " --moe-token-dispatcher-type alltoall_seq --moe-router-score-function sigmoid --moe-router-enable-expert-bias"
+        " --moe-router-num-groups 4 --moe-router-group-topk 2 --moe-router-load-balancing-type none"
+        " --moe-router-topk-scaling-factor 2.5 --seq-aux --norm-topk-prob --reuse-fp32-param --shape-order BNSD --lora-fusion" + LORA
+    ),
+    "permutation asked to be fused": experts(2, GROUPED + EP2 + " --use-fused-moe-token-permute-and-unpermute"),
+    "overlapped alltoall, EP 2": experts(2, EP2 + " --moe-grouped-gemm --moe-token-dispatcher-type alltoall" + OVERLAP),
+    "overlapped alltoall, DeepSeek-V2 Lite in small": experts(
+        2, EP2 + FULL + LATENT + " --moe-grouped-gemm --moe-token-dispatcher-type alltoall" + OVERLAP + " --n-shared-experts 2"
+        " --use-fused-moe-token-permute-and-unpermute --first-k-dense-replace 1 --moe-layer-freq 1 --shape-order BNSD"
+        " --moe-router-load-balancing-type pai_megatron_aux_loss --moe-router-group-topk 1 --moe-router-num-groups 8"
+        " --moe-router-topk-scaling-factor 1.0 --seq-aux --reuse-fp32-param"
+    ),
+    "overlapped alltoall, wide experts, recomputed": experts(
+        2, EP2 + FULL + " --moe-grouped-gemm --moe-token-dispatcher-type alltoall" + OVERLAP + " --n-shared-experts 2"
+        " --moe-ffn-hidden-size 2816 --num-layers 8 --padded-vocab-size 1000"
+    ),
+    "router of 512 experts": experts(4, GROUPED + EP2 + PP2 + " --num-experts 512 --moe-ffn-hidden-size 32"),
+    "general mask, packed, CP 2": packed(4, TUNE + PP2 + GENERAL, "26.1.0"),
+    "general mask, packed, CP 2, positions": packed(4, TUNE + PP2 + GENERAL, "2.2.0"),
+    "Qwen3-235B at 64K in small": packed(
+        8, TUNE + MOE + EXTENDED + PP2 + OVERLAP + " --num-layers 8 --num-layers-per-virtual-pipeline-stage 2 --swap-attention"
+        " --swap-optimizer --recompute-granularity full --recompute-method block --recompute-num-layers 2 --norm-topk-prob"
+        " --context-parallel-size 2 --context-parallel-algo ulysses_cp_algo --moe-permute-fusion --overlap-grad-reduce"
+        " --overlap-param-gather --gemm-gradient-accumulation-fusion --use-cp-send-recv-overlap --neat-pack", "26.1.0"
+    ),
+    "sliding window": Case(2, PP2 + " --sliding-window 512"),
 }  # fmt: skip
 
 

@@ -42,6 +42,7 @@ def _check_size(arguments: Arguments, world_size: int) -> None:
 
 
 def _check_schedule(arguments: Arguments, layout: Layout, batch: Batch) -> None:
+    # `microbatch_group_size_per_vp_stage`: https://github.com/NVIDIA/Megatron-LM/blob/core_v0.12.1/megatron/core/pipeline_parallel/schedules.py#L789
     parallel = layout.parallel
     if not parallel.vpp or arguments.has("--schedules-method"):
         return
@@ -56,6 +57,7 @@ def _check_schedule(arguments: Arguments, layout: Layout, batch: Batch) -> None:
 
 
 def _check_recomputation(arguments: Arguments) -> None:
+    # `recompute_method is not None`: https://github.com/NVIDIA/Megatron-LM/blob/core_v0.12.1/megatron/training/arguments.py#L742
     granularity, method = sizes.recompute_granularity(arguments), arguments.text("--recompute-method")
     if granularity == "full" and method is None:
         raise UsageError("--recompute-granularity full needs --recompute-method (uniform or block).")
@@ -65,6 +67,7 @@ def _check_recomputation(arguments: Arguments) -> None:
 
 def _check_model(arguments: Arguments, layout: Layout) -> None:
     tp = layout.parallel.tp
+    # `tensor_model_parallel_size`: https://github.com/NVIDIA/Megatron-LM/blob/core_v0.12.1/megatron/core/transformer/transformer_config.py#L559
     heads, hidden = arguments.positive("--num-attention-heads", 1), arguments.positive("--hidden-size", 1)
     if heads % tp:
         fitting = [value for value in range(1, heads + 1) if heads % value == 0 and value <= 64]
@@ -77,6 +80,7 @@ def _check_model(arguments: Arguments, layout: Layout) -> None:
     ffn = arguments.number("--ffn-hidden-size")
     if ffn and ffn % tp:
         raise UsageError(f"--ffn-hidden-size {ffn} is not divisible by TP {tp}.")
+    # `max_position_embeddings >= args.seq_length`: https://github.com/NVIDIA/Megatron-LM/blob/core_v0.12.1/megatron/training/arguments.py#L696
     positions, length = arguments.number("--max-position-embeddings"), arguments.positive("--seq-length", 1)
     if positions is not None and positions < length:
         raise UsageError(f"--seq-length {length} is above --max-position-embeddings {positions}: raise the latter.")
@@ -86,6 +90,7 @@ def _check_sequence(arguments: Arguments, layout: Layout) -> None:
     tp, cp, length = layout.parallel.tp, layout.parallel.cp, arguments.positive("--seq-length", 1)
     algorithm = arguments.text("--context-parallel-algo") or RING
     if cp > 1:
+        # `context_parallel_size`: https://gitcode.com/Ascend/MindSpeed/blob/v2.2.0_core_r0.12.1/mindspeed/features_manager/context_parallel/context_parallel_feature.py#L40
         parts = cp if algorithm == ULYSSES else 2 * cp
         if length % parts:
             raise UsageError(f"--seq-length {length} is not divisible by {parts} (CP {cp}, {algorithm}).")
@@ -109,6 +114,7 @@ def _check_experts(arguments: Arguments, layout: Layout) -> None:
         return
     extended = arguments.has("--moe-tp-extend-ep")
     spread = parallel.ep * (parallel.tp if extended else 1)
+    # `expert_model_parallel_size`: https://github.com/NVIDIA/Megatron-LM/blob/core_v0.12.1/megatron/training/arguments.py#L852
     if experts % spread:
         raise UsageError(f"{experts} experts are not divisible by EP {spread}.")
     expert_tp = parallel.tp if extended else arguments.number("--expert-tensor-parallel-size") or parallel.tp
@@ -119,6 +125,7 @@ def _check_experts(arguments: Arguments, layout: Layout) -> None:
             f"PP {parallel.pp} = {grid}."
         )
     # Megatron-LM, core/parallel_state.py, "When not using pp-last rank ordering"
+    # `When not using pp-last rank ordering`: https://github.com/NVIDIA/Megatron-LM/blob/core_v0.12.1/megatron/core/parallel_state.py#L720
     if arguments.has("--use-tp-pp-dp-mapping") and parallel.pp > 1 and expert_tp * parallel.ep != parallel.tp * parallel.cp:
         raise UsageError(
             f"--use-tp-pp-dp-mapping needs expert TP {expert_tp} × EP {parallel.ep} to be TP {parallel.tp} × CP {parallel.cp}: "
@@ -129,6 +136,7 @@ def _check_experts(arguments: Arguments, layout: Layout) -> None:
             f"--moe-token-dispatcher-type alltoall_seq does not work with expert TP {expert_tp} and TP {parallel.tp}: "
             "use allgather."
         )
+    # `sequence_parallel`: https://github.com/NVIDIA/Megatron-LM/blob/core_v0.12.1/megatron/core/transformer/moe/moe_layer.py#L133
     if parallel.tp > 1 and parallel.ep > 1 and not arguments.has("--sequence-parallel"):
         raise UsageError("Experts with both TP and EP need --sequence-parallel.")
     _check_dense_layers(arguments, parallel.pp)
@@ -136,6 +144,7 @@ def _check_experts(arguments: Arguments, layout: Layout) -> None:
 
 def _check_dense_layers(arguments: Arguments, pp: int) -> None:
     """MindSpeed-LLM refuses a stage without a mixture (2.2.0, features_manager/transformer/transformer_block.py:14)."""
+    # `first_k_dense_replace`: https://gitcode.com/Ascend/MindSpeed-LLM/blob/v2.2.0/mindspeed_llm/features_manager/transformer/transformer_block.py#L18
     dense, layers = arguments.number("--first-k-dense-replace") or 0, arguments.number("--num-layers") or 0
     if layers and dense >= layers // pp:
         raise UsageError(
@@ -145,8 +154,10 @@ def _check_dense_layers(arguments: Arguments, pp: int) -> None:
 
 
 # (flag, what it needs or excludes, the sentence)
+# `overlap_grad_reduce`: https://github.com/NVIDIA/Megatron-LM/blob/core_v0.12.1/megatron/training/arguments.py#L505
 _EXCLUDES = (
     ("--fp16", "--bf16", message("--fp16 and --bf16 exclude each other.")),
+    ("--swap-optimizer", "--reuse-fp32-param", message("--swap-optimizer and --reuse-fp32-param exclude each other.")),
     ("--train-iters", "--train-samples", message("--train-iters and --train-samples exclude each other.")),
     ("--train-iters", "--rampup-batch-size", message("--rampup-batch-size works with --train-samples, not with --train-iters.")),
 )
@@ -155,6 +166,7 @@ _NEEDS = (
     ("--overlap-param-gather", "--overlap-grad-reduce"),
     ("--reuse-fp32-param", "--bf16"),
     ("--reuse-fp32-param", "--use-distributed-optimizer"),
+    ("--swap-optimizer", "--use-distributed-optimizer"),
 )
 
 

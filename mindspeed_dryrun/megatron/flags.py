@@ -123,6 +123,8 @@ def _group(handling: Handling, about: str, effect: str, names: str) -> list[Flag
     return rows
 
 
+# `add_megatron_arguments`: https://github.com/NVIDIA/Megatron-LM/blob/core_v0.12.1/megatron/training/arguments.py#L34
+# `process_args`: https://gitcode.com/Ascend/MindSpeed-LLM/blob/v2.2.0/mindspeed_llm/training/arguments.py#L55
 _TABLE: tuple[Flag, ...] = (
     *_modelled(),
     *_group(Handling.IGNORED, "numbers", "learning rate, seed and other numbers that are not sizes", """
@@ -189,19 +191,19 @@ _TABLE: tuple[Flag, ...] = (
         no-async-tensor-model-parallel-allreduce cp-comm-type=* use-ring-exchange-p2p async-log-allreduce
         optimize-send-recv-comm@filling tp-comm-bootstrap-backend="""),
     *_group(Handling.IGNORED, "names", "names of what is done here anyway", """
-        use-mcore-models transformer-impl= use-fused-swiglu no-rope-fusion ai-framework= jit-compile use-deter-comp
+        use-mcore-models use-fused-swiglu no-rope-fusion ai-framework= jit-compile use-deter-comp
         npu-deterministic deterministic-mode attention-backend= kv-head-repeat-before-uly-alltoall optimization-level=
         te-rng-tracker inference-rng-tracker no-use-rts disable-bf16-reduced-precision-matmul prompt-type=
         prompt-type-path= bert-no-binary-head op-cal-tflops input-jitter"""),
     *_group(Handling.REFUSED, "experts", "a way to run experts that is not modelled: run it with the script's own trainer", """
-        moe-permute-fusion moe-input-jitter-eps= moe-extended-tp moe-allgather-overlap-comm
+        moe-input-jitter-eps= moe-extended-tp moe-allgather-overlap-comm
         moe-fb-overlap moe-zero-memory=@fewer_activations moe-zero-memory-num-layers=
         moe-adaptive-recompute-activation@fewer_activations moe-adaptive-recompute-activation-scale=
         moe-layer-recompute@fewer_activations moe-model-type= moe-bmm-mc2 moe-dynamic-padding moe-enable-deepep
         moe-no-drop moe-revert-type-after-topk moe-shared-expert-overlap moe-train-capacity-factor=
         moe-unperm2-mem-optim moe-unperm2-mem-optim-swap moe-use-legacy-grouped-gemm moe-use-sinkhorn
         moe-use-upcycling moe-zerc n-group= topk-group= routed-scaling-factor= shared-expert-gate-output-dimension=
-        use-fused-moe-token-permute-and-unpermute router-gating-in-fp32 expert-interval= balanced-moe-experts
+        router-gating-in-fp32 expert-interval= balanced-moe-experts
         balanced-moe-hot-expert-num= trans-hot-expert-group-num= use-pipe-experts pipe-experts-multi-data=
         pipe-experts-multi-stream ampipe-degree= ampipe-tp-sp-comm-overlap enable-token-rearrange-opt fix-router
         noisy-gate-policy= topk-softmax-in-fp32 enable-a2avc=0"""),
@@ -209,13 +211,17 @@ _TABLE: tuple[Flag, ...] = (
         multi-head-latent-attention qk-nope-head-dim= qk-rope-head-dim= mla-fa-divide-qk mla-swap-core-attn-out
         mla-up-proj-tp-overlap mla-zero-memory recompute-mla-up-proj"""),
     *_group(Handling.REFUSED, "fine-tuning", "LoRA of a kind that is not modelled: run it with the script's own trainer", """
-        lora-modules-to-save=* qlora qlora-nf4 qlora-save-dequantize lu-lora-final-layer-index= lu-lora-lr=
-        lu-lora-lr-ratio="""),
+        lora-modules-to-save=* lu-lora-final-layer-index= lu-lora-lr= lu-lora-lr-ratio="""),
+    *_group(Handling.REFUSED, "fine-tuning", "4-bit weights of QLoRA need bitsandbytes, which MindSpore does not have, and "
+            "MindSpeed-LLM's own trainer stops with --overlap-param-gather (AssertionError)", """
+        qlora qlora-nf4 qlora-save-dequantize"""),
     *_group(Handling.REFUSED, "fine-tuning", "post-training that is not modelled: run it with the script's own trainer", """
-        simpo-loss-type= simpo-beta= simpo-label-smoothing= reward-model= reward-tokens=* placeholder-token=
+        simpo-loss-type= simpo-beta= simpo-label-smoothing= reward-model=
         gamma-beta-ratio= orm max-prompt-length= rollout-batch-size= n-samples-per-prompt= ppo-mini-batch-size=
         ppo-epochs= kl-coef= clip-ratio= entropy-coeff= critic-mini-batch-size= critic-update-epochs=
         num-gpus-for-train= num-gpus-for-infer="""),
+    *_group(Handling.REFUSED, "fine-tuning", "MindSpeed-LLM's posttrain_gpt.py does not know it either, and stops", """
+        reward-tokens=* placeholder-token="""),
     *_group(Handling.REFUSED, "model", "other model kinds: run them with the script's own trainer", """
         use-legacy-models mtp-after-norm
         is-hybrid-model hybrid-attention-ratio= hybrid-mlp-ratio= hybrid-override-pattern= mamba-chunk-size=
@@ -232,15 +238,16 @@ _TABLE: tuple[Flag, ...] = (
         inference-max-seq-length= inference-dynamic-batching inference-batch-times-seqlen-threshold=
         max-tokens-to-oom= origin-postprocess alternative-prompt"""),
     *_group(Handling.REFUSED, "layers", "changes what the layers allocate and is not modelled", """
-        use-fused-mlp output-layer-slice-num=1 input-layernorm-in-fp32 add-output-layer-bias add-dense-bias
+        use-fused-mlp input-layernorm-in-fp32 add-output-layer-bias add-dense-bias
         skip-bias-add embed-layernorm apply-layernorm-1p apply-residual-connection-post-layernorm squared-relu
-        openai-gelu onnx-safe= attn-logit-softcapping= sliding-window= attention-mask-on-cpu
+        openai-gelu onnx-safe= attn-logit-softcapping= attention-mask-on-cpu
         use-fusion-attn-v2 use-kv-cache cp-attention-mask-type=causal square-alibi-mask fill-neg-inf
         alibi-fusion-attn-type= alibi-diagonal-opposite use-rope-scaling unaligned-linear compress-dense=
         calculate-per-token-loss no-clone-scatter-output-in-embedding defer-embedding-wgrad-compute
         wgrad-deferral-limit= flash-decode"""),
     *_group(Handling.REFUSED, "schedule", "changes how the model is split or scheduled and is not modelled", """
-        schedules-method=@filling tp-2d tp-x=1 tp-y=1 enable-overlap-ag-with-matmul enable-overlap-matmul-with-rs
+        schedules-method=@filling enable-seq1f1b@filling,fewer_activations seq1f1b-splits=4
+        seq1f1b-balance-method=average tp-2d tp-x=1 tp-y=1 enable-overlap-ag-with-matmul enable-overlap-matmul-with-rs
         enable-backward-overlap-ag-with-matmul use-nd-matmul nd1-dim1-size= nd2-dim1-size= use-ascend-mc2 use-mc2
         coc-mode= coc-parallel-num=1 tp-comm-overlap tp-comm-overlap-cfg= tp-comm-overlap-rs-dgrad
         disable-tp-comm-overlap-ag disable-tp-comm-overlap-rs disable-tp-comm-bulk-dgrad disable-tp-comm-bulk-wgrad
@@ -255,11 +262,10 @@ _TABLE: tuple[Flag, ...] = (
         hierarchical-context-parallel-sizes=* adaptive-cp-dynamic-attn-mask adaptive-cp-manually-set-mask-list
         adaptive-cp-only-reschedule adaptive-cp-without-coarse"""),
     *_group(Handling.REFUSED, "memory", "moves or shrinks memory in a way that is not modelled", """
-        swap-attention@fewer_states,fewer_activations swap-modules= low-memory@fewer_states
-        cpu-offloading-num-layers=@fewer_activations smart-swap@fewer_activations swap-optimizer@fewer_states
-        swap-optimizer-times= virtual-optimizer=*@fewer_states optimizer-cpu-offload@fewer_states
-        optimizer-offload-fraction= use-torch-optimizer-for-cpu-offload overlap-cpu-optimizer-d2h-h2d no-pin-cpu-grads
-        no-pin-cpu-params use-precision-aware-optimizer@fewer_states main-grads-dtype= main-params-dtype=
+        low-memory@fewer_states cpu-offloading-num-layers=@fewer_activations smart-swap@fewer_activations
+        virtual-optimizer=*@fewer_states optimizer-cpu-offload@fewer_states optimizer-offload-fraction=
+        use-torch-optimizer-for-cpu-offload overlap-cpu-optimizer-d2h-h2d no-pin-cpu-grads no-pin-cpu-params
+        use-precision-aware-optimizer@fewer_states main-grads-dtype= main-params-dtype=
         exp-avg-dtype= exp-avg-sq-dtype= o2-gradient o2-optimizer use-ema use-torch-fsdp2@fewer_states
         use-custom-fsdp@fewer_states fsdp2-config-path= init-model-with-meta-device data-parallel-sharding-strategy=
         keep-fp8-transpose-cache-when-using-custom-fsdp suggested-communication-unit-size= layerzero layerzero-config=
@@ -304,7 +310,9 @@ class FlagReport:
             name, _, why = sentence.partition(": ")
             reasons.setdefault(why, []).append(name)
         if self.unknown:
-            reasons["not a flag the embedded trainer knows"] = [f"{name}{did_you_mean(name, FLAGS)}" for name in self.unknown]
+            reasons[message("not a flag that the embedded trainer knows")] = [
+                f"{name}{did_you_mean(name, FLAGS)}" for name in self.unknown
+            ]
         parts = [f"{', '.join(names)}: {why}" for why, names in reasons.items()]
         if not parts:
             return ""

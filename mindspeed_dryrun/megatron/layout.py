@@ -18,7 +18,7 @@ RING_ALGORITHMS = (RING, "hybrid_cp_algo", "adaptive_cp_algo", "hybrid_adaptive_
 StageLayers = tuple[tuple[tuple[int, ...], ...], ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Parallel:
     """The parallel sizes of a job. `vpp` is the number of chunks per stage, None without the interleaved schedule."""
 
@@ -54,10 +54,12 @@ class Layout:
     @property
     def order(self) -> str:
         """As `initialize_model_parallel` takes it (Megatron-LM core_v0.12.1, megatron/training/initialize.py:354)."""
+        # `order`: https://github.com/NVIDIA/Megatron-LM/blob/core_v0.12.1/megatron/training/initialize.py#L354
         return "tp-cp-ep-pp-dp" if self.pipeline_before_data else "tp-cp-ep-dp-pp"
 
     def place(self, rank: int) -> Place:
         """Tensor fastest, then context; then data and pipeline, or pipeline and data."""
+        # `RankGenerator`: https://github.com/NVIDIA/Megatron-LM/blob/core_v0.12.1/megatron/core/parallel_state.py#L329
         sizes = self.parallel
         rank, tp = divmod(rank, sizes.tp)
         rank, cp = divmod(rank, sizes.cp)
@@ -76,6 +78,7 @@ class Layout:
 
     def kind_of_group(self, ranks: Sequence[int]) -> str:
         """Which of Megatron's process groups these ranks are (tp, pp, dp, cp, mp, embd, …), by the places that differ."""
+        # `EMBEDDING_GROUP`: https://github.com/NVIDIA/Megatron-LM/blob/core_v0.12.1/megatron/core/parallel_state.py#L1072
         places = [self.place(rank) for rank in ranks if rank < self.world_size]
         varied = {name for name in ("tp", "cp", "dp", "pp") if len({getattr(place, name) for place in places}) > 1}
         if varied == {"pp"} and len(ranks) < self.parallel.pp:
@@ -107,6 +110,7 @@ def held_microbatches(pp: int, vpp: int | None, stage: int, microbatches: int) -
     before the first backward pass, in groups of `pp` microbatches a chunk, and then one more
     (Megatron-LM core_v0.12.1, megatron/core/pipeline_parallel/schedules.py, `get_pp_rank_microbatches`).
     """
+    # `get_pp_rank_microbatches`: https://github.com/NVIDIA/Megatron-LM/blob/core_v0.12.1/megatron/core/pipeline_parallel/schedules.py#L574
     if vpp is None:
         return (min(microbatches, pp - stage),)
     passes = min(microbatches * vpp, 2 * (pp - stage - 1) + (vpp - 1) * pp + 1)
@@ -121,6 +125,7 @@ def read_layout(arguments: Arguments, world_size: int) -> Layout:
     if arguments.has("--layerwise-disaggregated-training"):
         # Its ranks send each other the sizes of their nodes (core/layerwise_disaggregated_training/parallel_state.py:183,
         # 26.1.0), and loop for ever where they read zeros.
+        # `_auto_detect_vtp_sizes`: https://gitcode.com/Ascend/MindSpeed-LLM/blob/v26.1.0/mindspeed_llm/core/layerwise_disaggregated_training/parallel_state.py#L183
         raise UsageError(
             "--layerwise-disaggregated-training is one job in several torchrun calls with nodes of different sizes, "
             "which a dry run of one script cannot understand."
@@ -146,6 +151,7 @@ def read_layout(arguments: Arguments, world_size: int) -> Layout:
 
 def _expert_tensor(arguments: Arguments, tp: int) -> int:
     """Tensor-parallel size of the experts; 1 without experts, and where `--moe-tp-extend-ep` gives their share to EP."""
+    # `expert_tensor_parallel_size is None`: https://github.com/NVIDIA/Megatron-LM/blob/core_v0.12.1/megatron/core/parallel_state.py#L694
     if not arguments.has("--num-experts") or arguments.has("--moe-tp-extend-ep"):
         return 1
     return arguments.number("--expert-tensor-parallel-size") or tp
@@ -153,6 +159,7 @@ def _expert_tensor(arguments: Arguments, tp: int) -> int:
 
 def read_batch(arguments: Arguments, dp: int) -> Batch:
     """The batch of one iteration; it must be made of whole microbatches on every data-parallel rank."""
+    # `is not divisible by micro batch size`: https://github.com/NVIDIA/Megatron-LM/blob/core_v0.12.1/megatron/core/num_microbatches_calculator.py#L341
     micro = arguments.positive("--micro-batch-size", 1)
     step = dp * micro
     whole = arguments.positive("--global-batch-size", step)
@@ -166,6 +173,7 @@ def read_batch(arguments: Arguments, dp: int) -> Batch:
 
 
 def _virtual_stages(arguments: Arguments, pp: int) -> int | None:
+    # `num_virtual_stages_per_pipeline_rank`: https://github.com/NVIDIA/Megatron-LM/blob/core_v0.12.1/megatron/training/arguments.py#L429
     if arguments.text("--schedules-method") == "dualpipev":
         return 2
     each = arguments.number("--num-layers-per-virtual-pipeline-stage")
@@ -185,6 +193,7 @@ def _virtual_stages(arguments: Arguments, pp: int) -> int | None:
 
 
 def _noop_layers(arguments: Arguments) -> frozenset[int]:
+    # `args.noop_layers`: https://gitcode.com/Ascend/MindSpeed/blob/v2.2.0_core_r0.12.1/mindspeed/features_manager/pipeline_parallel/noop_layers.py#L39
     layers = arguments.positive("--num-layers", 1)
     found = frozenset(arguments.numbers("--noop-layers"))
     wrong = sorted(index for index in found if not 0 <= index < layers)
@@ -198,9 +207,11 @@ def _noop_layers(arguments: Arguments) -> frozenset[int]:
 
 def _stages(arguments: Arguments, pp: int, vpp: int | None, noop: frozenset[int]) -> StageLayers:
     chunks, layers = vpp or 1, arguments.positive("--num-layers", 1)
+    # `num_layer_list`: https://gitcode.com/Ascend/MindSpeed-LLM/blob/v2.2.0/mindspeed_llm/features_manager/pipeline_parallel/num_layer_list.py#L20
     listed = arguments.has("--num-layer-list") and not noop  # no-op layers switch the list off
     counts = _listed(arguments, pp, vpp, layers) if listed else _even_or_ends(arguments, pp, chunks, layers)
     order = [(stage, chunk) for chunk in range(chunks) for stage in range(pp)]
+    # `generate_dualpipev_schedule`: https://gitcode.com/Ascend/MindSpeed/blob/v2.2.0_core_r0.12.1/mindspeed/core/pipeline_parallel/dualpipev/dualpipev_schedules.py#L310
     if arguments.text("--schedules-method") == "dualpipev":  # the second chunk runs back: a V
         order = [(stage, 0) for stage in range(pp)] + [(stage, 1) for stage in reversed(range(pp))]
     found: list[list[tuple[int, ...]]] = [[() for _ in range(chunks)] for _ in range(pp)]
@@ -227,6 +238,7 @@ def _listed(arguments: Arguments, pp: int, vpp: int | None, layers: int) -> list
 
 def _accounted(arguments: Arguments) -> tuple[int, int]:
     """Whether embedding and loss count as a layer each when layers are dealt out."""
+    # `account_for_embedding_in_pipeline_split`: https://github.com/NVIDIA/Megatron-LM/blob/core_v0.12.1/megatron/training/arguments.py#L451
     return (
         int(arguments.has("--account-for-embedding-in-pipeline-split")),
         int(arguments.has("--account-for-loss-in-pipeline-split")),
@@ -235,6 +247,7 @@ def _accounted(arguments: Arguments) -> tuple[int, int]:
 
 def _even_or_ends(arguments: Arguments, pp: int, chunks: int, layers: int) -> list[list[int]]:
     """Layers of each chunk of each stage; the first and the last stage may have fewer."""
+    # `get_num_layers_to_build`: https://github.com/NVIDIA/Megatron-LM/blob/core_v0.12.1/megatron/core/transformer/transformer_block.py#L52
     first = arguments.number("--decoder-first-pipeline-num-layers")
     last = arguments.number("--decoder-last-pipeline-num-layers")
     if first is not None or last is not None:

@@ -36,7 +36,7 @@ class LatentShape:
     value: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ModelShape:
     """A GPT as Megatron's flags describe it, with the batch of one iteration."""
 
@@ -104,6 +104,7 @@ class ModelShape:
     def iteration_flops(self, noop_layers: int = 0, causal: bool = True) -> float:
         """Floating-point operations of one iteration as Megatron counts them: three times the forward pass, causal
         attention at half, no recomputation. Its older releases count attention in full, and no-op layers."""
+        # `num_floating_point_operations`: https://github.com/NVIDIA/Megatron-LM/blob/core_v0.12.1/megatron/training/training.py#L132
         attention = 6.0 * self.seq * self.heads * self.head_dim * (1 if causal else 2)
         tokens = float(self.global_batch) * self.seq
         layers = (self.layers + noop_layers) * (6.0 * self.layer_parameters + attention)
@@ -175,6 +176,7 @@ def _factor(text: str) -> float:
 def _mixed_layers(arguments: Arguments) -> tuple[int, int]:
     """Dense layers in front, and the step between mixtures. MindSpeed-LLM mixes only if both of its flags are there and not
     0, and -1 means every layer (core/transformer/transformer_block.py); Megatron's `--moe-layer-freq` may be a pattern."""
+    # `first_k_dense_replace`: https://gitcode.com/Ascend/MindSpeed-LLM/blob/v2.2.0/mindspeed_llm/core/transformer/transformer_block.py#L114
     frequency = arguments.text("--moe-layer-freq") or "1"
     pattern = re.fullmatch(r"\(?\[0\]\*(\d+)\+\[1\]\*\d+\)?", frequency.replace(" ", ""))
     if pattern:
@@ -188,6 +190,7 @@ def _mixed_layers(arguments: Arguments) -> tuple[int, int]:
 
 
 def _latent(arguments: Arguments) -> LatentShape | None:
+    # `MLAFeature`: https://gitcode.com/Ascend/MindSpeed-LLM/blob/v2.2.0/mindspeed_llm/features_manager/transformer/multi_latent_attention/mla_feature.py#L4
     if not arguments.has_any(("--multi-latent-attention", "--multi-head-latent-attention")):
         return None
     return LatentShape(

@@ -31,6 +31,8 @@ def by_strategy(default: object) -> Any:
 class ModelFlags:
     """size of the model"""
 
+    # `_add_network_size_args`: https://github.com/NVIDIA/Megatron-LM/blob/core_v0.12.1/megatron/training/arguments.py#L1221
+
     about: ClassVar[str] = "model"
     num_layers: int = tagged(0, "required", "strategy")
     hidden_size: int = tagged(0, "required")
@@ -58,7 +60,10 @@ class ModelFlags:
 class LayerFlags:
     """how the layers compute, and so what they save for the backward pass"""
 
+    # `_add_network_args`: https://gitcode.com/Ascend/MindSpeed-LLM/blob/v2.2.0/mindspeed_llm/training/arguments.py#L532
+
     about: ClassVar[str] = "layers"
+    transformer_impl: str = only("transformer_engine", "local")
     swiglu: bool = False
     geglu: bool = False
     gelu_tanh: bool = False
@@ -86,11 +91,13 @@ class LayerFlags:
     embedding_multiplier_scale: float = 1.0
     output_multiplier_scale: float | None = None
     output_logit_softcapping: float | None = None
+    output_layer_slice_num: int = 1
     interleave_sliding_window: int | None = None
+    sliding_window: int | None = None
     query_pre_attn_scalar: int | None = None
     fp32_residual_connection: bool = False
     no_post_layer_norm: bool = False
-    attention_mask_type: str = only("causal")
+    attention_mask_type: str = only("causal", "general")
     shape_order: str = only("SBH", "BNSD")
     fp16_lm_cross_entropy: bool = False
     cross_entropy_loss_fusion: bool = False
@@ -105,6 +112,8 @@ class LayerFlags:
 class RotaryFlags:
     """rotary frequencies: a table of [sequence, head] kept for the step"""
 
+    # `register_args`: https://gitcode.com/Ascend/MindSpeed-LLM/blob/v2.2.0/mindspeed_llm/features_manager/common/rotary.py#L9
+
     about: ClassVar[str] = "layers"
     rotary_base: float = 10000.0
     rope_scaling_type: str | None = only("llama3", "yarn", "longrope", default=None)
@@ -114,6 +123,8 @@ class RotaryFlags:
 @dataclass(frozen=True, kw_only=True)
 class BatchFlags:
     """tokens of one microbatch and how many are in flight"""
+
+    # `_add_training_args`: https://github.com/NVIDIA/Megatron-LM/blob/core_v0.12.1/megatron/training/arguments.py#L1494
 
     about: ClassVar[str] = "batch"
     seq_length: int = tagged(0, "required")
@@ -125,6 +136,8 @@ class BatchFlags:
 @dataclass(frozen=True, kw_only=True)
 class LayoutFlags:
     """what a rank holds of the model"""
+
+    # `_add_distributed_args`: https://github.com/NVIDIA/Megatron-LM/blob/core_v0.12.1/megatron/training/arguments.py#L2033
 
     about: ClassVar[str] = "layout"
     tensor_model_parallel_size: int = by_strategy(1)
@@ -145,6 +158,8 @@ class LayoutFlags:
 class FusedLinearFlags:
     """linear layers in one kernel with their collective, whose own buffers (NNAL) no engine counts"""
 
+    # `coc-fused-kernel`: https://gitcode.com/Ascend/MindSpeed/blob/v2.2.0_core_r0.12.1/mindspeed/features_manager/tensor_parallel/locl_coc.py#L21
+
     about: ClassVar[str] = "layers"
     use_ascend_coc: bool = False
     coc_fused_kernel: bool = False
@@ -153,6 +168,8 @@ class FusedLinearFlags:
 @dataclass(frozen=True, kw_only=True)
 class ContextFlags:
     """what a rank holds of the sequence"""
+
+    # `register_args`: https://gitcode.com/Ascend/MindSpeed/blob/v2.2.0_core_r0.12.1/mindspeed/features_manager/context_parallel/context_parallel_feature.py#L19
 
     about: ClassVar[str] = "layout"
     context_parallel_size: int = by_strategy(1)
@@ -166,6 +183,8 @@ class ContextFlags:
 @dataclass(frozen=True, kw_only=True)
 class ExpertFlags:
     """experts: their weights, the tokens that are sent to them, and what the router keeps"""
+
+    # `_add_moe_args`: https://github.com/NVIDIA/Megatron-LM/blob/core_v0.12.1/megatron/training/arguments.py#L2461
 
     about: ClassVar[str] = "experts"
     num_experts: int | None = None
@@ -187,8 +206,19 @@ class ExpertFlags:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PermutationFlags:
+    """nothing on MindSpore: MSAdapter has no operator that permutes tokens by a routing map, so MindSpeed switches these off"""
+
+    about: ClassVar[str] = "experts"
+    moe_permute_fusion: bool = False
+    use_fused_moe_token_permute_and_unpermute: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class RouterFlags:
     """how the router scores and chooses experts, and so what it keeps for its gradient"""
+
+    # `register_args`: https://gitcode.com/Ascend/MindSpeed-LLM/blob/v2.2.0/mindspeed_llm/features_manager/moe/moe_router.py#L9
 
     about: ClassVar[str] = "experts"
     moe_router_topk: int = 2
@@ -217,6 +247,8 @@ class RouterFlags:
 class LatentFlags:
     """multi-latent attention: queries, keys and values from compressed ones"""
 
+    # `register_args`: https://gitcode.com/Ascend/MindSpeed-LLM/blob/v2.2.0/mindspeed_llm/features_manager/transformer/multi_latent_attention/mla_feature.py#L9
+
     about: ClassVar[str] = "attention"
     multi_latent_attention: bool = False
     q_lora_rank: int | None = None
@@ -233,6 +265,8 @@ class LatentFlags:
 class PredictionFlags:
     """multi-token prediction: a layer, an embedding and a second loss on the last stage"""
 
+    # `mtp_num_layers`: https://github.com/NVIDIA/Megatron-LM/blob/core_v0.12.1/megatron/core/transformer/transformer_config.py#L32
+
     about: ClassVar[str] = "model"
     mtp_num_layers: int | None = None
     mtp_loss_scaling_factor: float = 0.1
@@ -242,6 +276,8 @@ class PredictionFlags:
 @dataclass(frozen=True, kw_only=True)
 class TuningFlags:
     """fine-tuning: samples with a mask of [sequence, sequence] each"""
+
+    # `is-instruction-dataset`: https://gitcode.com/Ascend/MindSpeed-LLM/blob/v2.2.0/mindspeed_llm/training/arguments.py#L418
 
     about: ClassVar[str] = "fine-tuning"
     stage: str | None = only("sft", "dpo", default=None)
@@ -256,6 +292,8 @@ class TuningFlags:
 class PreferenceFlags:
     """DPO: a second, frozen model beside the trained one, and four times the rows in a microbatch"""
 
+    # `register_args`: https://gitcode.com/Ascend/MindSpeed-LLM/blob/v2.2.0/mindspeed_llm/features_manager/dpo/dpo.py#L14
+
     about: ClassVar[str] = "fine-tuning"
     is_pairwise_dataset: bool = False
     dpo_loss_type: str = only("sigmoid", "hinge", "ipo", default="sigmoid")
@@ -268,6 +306,8 @@ class PreferenceFlags:
 class LoraFlags:
     """LoRA: frozen weights without gradients or optimizer states, and small trained ones beside them"""
 
+    # `register_args`: https://gitcode.com/Ascend/MindSpeed-LLM/blob/v2.2.0/mindspeed_llm/features_manager/finetune/lora.py#L12
+
     about: ClassVar[str] = "fine-tuning"
     lora_r: int = tagged(16, "fewer_states", "fewer_activations")
     lora_alpha: int = 32
@@ -278,6 +318,8 @@ class LoraFlags:
 @dataclass(frozen=True, kw_only=True)
 class RecomputeFlags:
     """activations kept or recomputed"""
+
+    # `recompute-granularity`: https://github.com/NVIDIA/Megatron-LM/blob/core_v0.12.1/megatron/training/arguments.py#L1533
 
     about: ClassVar[str] = "recompute"
     recompute_granularity: str | None = only("full", "selective", default=None, tags=("strategy",))
@@ -294,8 +336,19 @@ class RecomputeFlags:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SwapFlags:
+    """on MindSpore no activation moves to the host (MSAdapter never calls hooks for saved tensors); only MLPs are recomputed"""
+
+    about: ClassVar[str] = "memory"
+    swap_attention: bool = tagged(False, "fewer_activations")
+    swap_modules: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class StateFlags:
     """parameter, gradient and optimizer buffers"""
+
+    # `use-distributed-optimizer`: https://github.com/NVIDIA/Megatron-LM/blob/core_v0.12.1/megatron/training/arguments.py#L2131
 
     about: ClassVar[str] = "optimizer"
     bf16: bool = False
@@ -308,6 +361,8 @@ class StateFlags:
     ddp_bucket_size: int | None = None
     ddp_num_buckets: int | None = None
     reuse_fp32_param: bool = False
+    swap_optimizer: bool = tagged(False, "fewer_states")
+    swap_optimizer_times: int = 16
     no_gradient_accumulation_fusion: bool = False
     optimizer: str = only("adam")
     optimizer_selection: str = only("fused_adamw", "fused_torch_adamw")
@@ -320,16 +375,16 @@ class StateFlags:
 
 
 GROUPS: tuple[type[Any], ...] = (
-    ModelFlags, LayerFlags, RotaryFlags, BatchFlags, LayoutFlags, FusedLinearFlags, ContextFlags, ExpertFlags, RouterFlags,
-    LatentFlags, PredictionFlags, TuningFlags, PreferenceFlags, LoraFlags, RecomputeFlags,
-    StateFlags,
+    ModelFlags, LayerFlags, RotaryFlags, BatchFlags, LayoutFlags, FusedLinearFlags, ContextFlags, ExpertFlags, PermutationFlags,
+    RouterFlags, LatentFlags, PredictionFlags, TuningFlags, PreferenceFlags, LoraFlags, RecomputeFlags,
+    SwapFlags, StateFlags,
 )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainerFlags(
-    ModelFlags, LayerFlags, RotaryFlags, BatchFlags, LayoutFlags, FusedLinearFlags, ContextFlags, ExpertFlags, RouterFlags,
-    LatentFlags, PredictionFlags, TuningFlags, PreferenceFlags, LoraFlags, RecomputeFlags,
-    StateFlags,
+    ModelFlags, LayerFlags, RotaryFlags, BatchFlags, LayoutFlags, FusedLinearFlags, ContextFlags, ExpertFlags, PermutationFlags,
+    RouterFlags, LatentFlags, PredictionFlags, TuningFlags, PreferenceFlags, LoraFlags, RecomputeFlags,
+    SwapFlags, StateFlags,
 ):  # fmt: skip
     """Every modelled flag of one job."""

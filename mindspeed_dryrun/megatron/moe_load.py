@@ -65,8 +65,10 @@ def parse(value: str) -> MoeLoad:
         return MoeLoad(factor=_factor(value))
     try:
         data = json.loads(value if value.startswith("[") else Path(value).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise UsageError(f"The MoE load '{value}' is not even, hot:X or a readable JSON file ({error}).") from None
+    except OSError:
+        raise UsageError(f"The MoE load '{value}' is not even or hot:X, and no file of that name can be read.") from None
+    except (ValueError, RecursionError):
+        raise UsageError(f"The MoE load '{value}' is not JSON: give lists of tokens per expert, even or hot:X.") from None
     return MoeLoad(tokens=_tokens(value, data))
 
 

@@ -47,6 +47,7 @@ class Settings(TrainerFlags):
     def rotary_size(self) -> int:
         """Dimensions of a head that are rotated. Only YaRN's frequencies are made for latent attention
         (MindSpeed-LLM, core/models/common/embeddings/rotary_pos_embedding.py, `apply_yarn_scaling`)."""
+        # `apply_yarn_scaling`: https://gitcode.com/Ascend/MindSpeed-LLM/blob/v2.2.0/mindspeed_llm/core/models/common/embeddings/rotary_pos_embedding.py#L39
         return self.qk_pos_emb_head_dim if self.multi_latent_attention and self.rope_scaling_type == "yarn" else self.kv_size
 
     @property
@@ -60,6 +61,11 @@ class Settings(TrainerFlags):
         return self.reset_position_ids or self.reset_attention_mask
 
     @property
+    def masked_by_documents(self) -> bool:
+        """A ring of whole blocks, each pair of which gets a mask of its own."""
+        return self.attention_mask_type == "general"
+
+    @property
     def any_length(self) -> bool:
         """Samples are not padded to the sequence length; a dry run takes the longest."""
         return self.variable_seq_lengths or self.no_pad_to_seq_lengths
@@ -67,6 +73,7 @@ class Settings(TrainerFlags):
     @property
     def expert_ffn_size(self) -> int:
         """The width of one expert."""
+        # `moe_ffn_hidden_size`: https://github.com/NVIDIA/Megatron-LM/blob/core_v0.12.1/megatron/training/arguments.py#L843
         return self.moe_ffn_hidden_size or self.ffn_size
 
     @property
@@ -101,6 +108,7 @@ class Settings(TrainerFlags):
     @property
     def query_key_norms(self) -> bool:
         """Norms of queries and keys: MindSpeed-LLM hands the flag to layer specs only (pretrain_gpt.py, `model_provider`)."""
+        # `get_gpt_layer_local_spec`: https://gitcode.com/Ascend/MindSpeed-LLM/blob/v2.2.0/pretrain_gpt.py#L72
         return self.qk_layernorm and self.spec is not None
 
     @property
@@ -112,6 +120,7 @@ class Settings(TrainerFlags):
     def mixes_layers(self) -> bool:
         """Dense layers between layers with experts: only if both flags are there and not 0
         (MindSpeed-LLM, core/transformer/transformer_block.py, `_transformer_block_build_layers`)."""
+        # `_transformer_block_build_layers`: https://gitcode.com/Ascend/MindSpeed-LLM/blob/v2.2.0/mindspeed_llm/core/transformer/transformer_block.py#L104
         return bool(self.first_k_dense_replace and self.moe_layer_freq)
 
     def _layers_of(self, *specs: str) -> bool:
@@ -156,6 +165,7 @@ def problem(args: Sequence[str]) -> str:
 
 def _implied(given: TrainerFlags) -> dict[str, Any]:
     """What Megatron and MindSpeed-LLM set from other flags."""
+    # `accumulate_allreduce_grads_in_fp32`: https://github.com/NVIDIA/Megatron-LM/blob/core_v0.12.1/megatron/training/arguments.py#L594
     return {
         "recompute_granularity": "selective" if given.recompute_activations else given.recompute_granularity,
         "sequence_parallel": given.sequence_parallel and given.tensor_model_parallel_size > 1,
@@ -176,13 +186,26 @@ def _refuse_unmodelled(given: TrainerFlags) -> None:
             "drop mask: set --attention-dropout 0."
         )
     packed = given.reset_position_ids or given.reset_attention_mask
-    if packed and given.context_parallel_size > 1 and given.context_parallel_algo != "ulysses_cp_algo":
+    ring = given.context_parallel_size > 1 and given.context_parallel_algo == "megatron_cp_algo"
+    general = given.attention_mask_type == "general"
+    if general and not (ring and packed and given.stage == "sft"):
+        raise UsageError(
+            "--attention-mask-type general is modelled for fine-tuning with packed samples, --context-parallel-size above 1 "
+            "and --context-parallel-algo megatron_cp_algo only: run it with the script's own trainer."
+        )
+    if packed and given.context_parallel_size > 1 and given.context_parallel_algo != "ulysses_cp_algo" and not general:
         raise UsageError(
             "Packed samples (--reset-position-ids, --reset-attention-mask) with context parallelism are modelled with "
-            "--context-parallel-algo ulysses_cp_algo only: run it with the script's own trainer."
+            "--context-parallel-algo ulysses_cp_algo or --attention-mask-type general only: run it with the script's own trainer."
         )
     if given.neat_pack and not packed:
         raise UsageError("--neat-pack needs --reset-attention-mask (--reset-position-ids up to 2.2.0).")
+    if given.sliding_window is not None and (given.stage or given.context_parallel_size > 1 or not given.use_flash_attn):
+        raise UsageError(
+            "--sliding-window is modelled in pretraining with --use-flash-attn and without context parallelism only."
+        )
+    _refuse_sliced_logits(given)
+    _refuse_swapping(given)
     _refuse_experts(given)
     _refuse_prediction(given)
     _refuse_latent_attention(given)
@@ -190,6 +213,27 @@ def _refuse_unmodelled(given: TrainerFlags) -> None:
     _refuse_preference(given)
     if given.use_ascend_coc and not given.coc_fused_kernel:
         raise UsageError("--use-ascend-coc is modelled with --coc-fused-kernel only.")
+
+
+def _refuse_sliced_logits(given: TrainerFlags) -> None:
+    slices, vocabulary = given.output_layer_slice_num, given.padded_vocab_size or given.vocab_size
+    if slices > 1 and given.tensor_model_parallel_size > 1:
+        raise UsageError("MindSpeed-LLM takes --output-layer-slice-num without tensor parallelism only.")
+    if slices < 1 or (vocabulary and vocabulary % slices):
+        raise UsageError(f"--output-layer-slice-num {slices} does not divide a vocabulary of {vocabulary}.")
+
+
+def _refuse_swapping(given: TrainerFlags) -> None:
+    if not given.swap_attention:
+        return
+    for unmodelled, name in (
+        (given.mtp_num_layers and given.recompute_num_layers, "recomputed layers and multi-token prediction"),
+        (given.recompute_norm or given.recompute_activation_function, "recomputed norms or activation functions"),
+    ):
+        if unmodelled:
+            raise UsageError(f"--swap-attention with {name} is not modelled: run it with the script's own trainer.")
+    if given.lora_target_modules:
+        raise UsageError("MindSpeed does not take LoRA with --swap-attention.")
 
 
 def _refuse_experts(given: TrainerFlags) -> None:
@@ -202,13 +246,17 @@ def _refuse_experts(given: TrainerFlags) -> None:
     if given.moe_tp_extend_ep and not in_groups:
         raise UsageError("--moe-tp-extend-ep works with --moe-grouped-gemm and --moe-token-dispatcher-type alltoall_seq only.")
     if given.moe_alltoall_overlap_comm:
-        _refuse_overlap(given, in_groups)
+        _refuse_overlap(given)
 
 
-def _refuse_overlap(given: TrainerFlags, in_groups: bool) -> None:
+def _refuse_overlap(given: TrainerFlags) -> None:
     split = given.tensor_model_parallel_size > 1
+    exchanged = given.moe_token_dispatcher_type in ("alltoall", "alltoall_seq")
+    token_wise = given.moe_token_dispatcher_type == "alltoall"
     for unmodelled, name in (
-        (not in_groups, "a dispatcher other than alltoall_seq, or without --moe-grouped-gemm,"),
+        (not (exchanged and given.moe_grouped_gemm), "a dispatcher that gathers, or without --moe-grouped-gemm,"),
+        (token_wise and given.moe_expert_capacity_factor is not None, "the alltoall dispatcher and a capacity"),
+        (token_wise and given.num_experts == given.expert_model_parallel_size, "the alltoall dispatcher and one expert a rank"),
         (given.expert_model_parallel_size == 1, "--expert-model-parallel-size 1"),
         (split and not given.moe_tp_extend_ep, "tensor parallelism and without --moe-tp-extend-ep"),
         (
@@ -273,7 +321,13 @@ def _refuse_preference(given: TrainerFlags) -> None:
 def _refuse_adapters(given: TrainerFlags) -> None:
     if not given.lora_target_modules:
         return
-    if given.num_experts or given.multi_latent_attention:
-        raise UsageError("LoRA with experts or multi-latent attention is not modelled: run it with the script's own trainer.")
-    if given.use_ascend_coc:
-        raise UsageError("LoRA with --use-ascend-coc is not modelled: run it with the script's own trainer.")
+    if given.num_experts and given.moe_token_dispatcher_type != "alltoall_seq":
+        raise UsageError("MindSpeed-LLM takes LoRA with experts with --moe-token-dispatcher-type alltoall_seq only.")
+    if given.moe_tp_extend_ep:
+        raise UsageError("MindSpeed-LLM does not take LoRA with --moe-tp-extend-ep.")
+    for unmodelled, name in (
+        (given.num_experts and given.moe_grouped_gemm, "--moe-grouped-gemm"),
+        (given.use_ascend_coc, "--use-ascend-coc"),
+    ):
+        if unmodelled:
+            raise UsageError(f"LoRA with {name} is not modelled: run it with the script's own trainer.")

@@ -103,8 +103,8 @@ def test_a_rank_costs_no_host_memory_for_its_parameters(tmp_path: Path) -> None:
 def test_a_flag_that_is_not_modelled_costs_no_rank(tmp_path: Path) -> None:
     from mindspeed_dryrun.errors import DryRunError
 
-    with pytest.raises(DryRunError, match="--swap-attention"):
-        run(tmp_path, 0, "--swap-attention")
+    with pytest.raises(DryRunError, match="--smart-swap"):
+        run(tmp_path, 0, "--smart-swap")
     assert not (tmp_path / "record" / "ranks").exists()
 
 

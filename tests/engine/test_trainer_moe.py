@@ -64,7 +64,7 @@ def used_peak(
             "--n-shared-experts 2 --shared-expert-gate --spec mindspeed_llm.tasks.models.spec.qwen2_moe_spec layer_spec",
             2, 3085, id="shared experts with a gate",
         ),
-        pytest.param("--first-k-dense-replace 1 --moe-layer-freq 1", 2, 2579, id="first layer dense"),
+        pytest.param("--first-k-dense-replace 1 --moe-layer-freq 1 --transformer-impl local", 2, 2579, id="first layer dense"),
         pytest.param(
             "--moe-router-score-function sigmoid --moe-router-enable-expert-bias --moe-router-num-groups 4 "
             "--moe-router-group-topk 2 --moe-router-load-balancing-type none --moe-router-topk-scaling-factor 2.5 --seq-aux "
@@ -73,13 +73,22 @@ def used_peak(
         ),
         pytest.param("--tensor-model-parallel-size 2 --moe-tp-extend-ep", 4, 1412, id="TP extends EP"),
         pytest.param("--moe-alltoall-overlap-comm", 2, 2821, id="exchanges beside products"),
+        pytest.param("--moe-alltoall-overlap-comm --moe-token-dispatcher-type alltoall", 2, 2821, id="the same, token by token"),
+        pytest.param("--swap-optimizer --pipeline-model-parallel-size 2", 4, 834, id="optimizer on the host"),
+        pytest.param(
+            "--swap-attention --pipeline-model-parallel-size 2 --recompute-granularity full --recompute-method block "
+            "--recompute-num-layers 1",
+            4, 1327, id="attention said to be swapped",
+        ),
     ],
 )  # fmt: skip
 def test_experts_are_counted_as_mindspeed_llm_counts_them(tmp_path: Path, more: str, world_size: int, used_peak_mb: int) -> None:
     assert used_peak(tmp_path, more, world_size) == used_peak_mb
 
 
-@pytest.mark.parametrize(("rank", "used_peak_mb"), [(0, 1448), (2, 2724)])  # 2686 where Python collects the layer built first
+@pytest.mark.parametrize(
+    ("rank", "used_peak_mb"), [(0, 1448), (2, 2719)]
+)  # as in 26.1.0; 2686 in 2.2.0, which builds that layer once
 def test_multi_token_prediction(tmp_path: Path, rank: int, used_peak_mb: int) -> None:
     more = "--pipeline-model-parallel-size 2 --mtp-num-layers 1 --mtp-loss-scaling-factor 0.3"
     assert used_peak(tmp_path, more, 4, rank) == used_peak_mb
@@ -121,6 +130,27 @@ def test_latent_attention(tmp_path: Path, more: str, used_peak_mb: int) -> None:
     assert used_peak(tmp_path, f"{LATENT} {more}", 2, base=DENSE) == used_peak_mb
 
 
+def test_deepseek_v2_lite_in_small(tmp_path: Path) -> None:
+    """Shared experts between the exchanges, and a fused permutation that MindSpeed switches off."""
+    more = (
+        f"{LATENT} --moe-alltoall-overlap-comm --moe-token-dispatcher-type alltoall --use-fused-moe-token-permute-and-unpermute "
+        "--n-shared-experts 2 --first-k-dense-replace 1 --moe-layer-freq 1 --shape-order BNSD --reuse-fp32-param --seq-aux "
+        "--moe-router-load-balancing-type pai_megatron_aux_loss --moe-router-group-topk 1 --moe-router-num-groups 8 "
+        "--moe-router-topk-scaling-factor 1.0 --recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
+    )
+    assert used_peak(tmp_path, more, 2) == 2300
+
+
+def test_logits_in_slices(tmp_path: Path) -> None:
+    more = "--pipeline-model-parallel-size 2 --output-layer-slice-num 10"
+    assert used_peak(tmp_path, more, 2, rank=1, base=DENSE) == 1465
+
+
+def test_a_sliding_window_keeps_what_full_attention_keeps(tmp_path: Path) -> None:
+    more = "--pipeline-model-parallel-size 2 --sliding-window 512"
+    assert used_peak(tmp_path, more, 2, base=DENSE) == 1227
+
+
 TUNE = "--stage sft --is-instruction-dataset --finetune --variable-seq-lengths"
 
 
@@ -140,6 +170,16 @@ TUNE = "--stage sft --is-instruction-dataset --finetune --variable-seq-lengths"
 )  # fmt: skip
 def test_full_fine_tuning(tmp_path: Path, more: str, world_size: int, rank: int, used_peak_mb: int) -> None:
     assert used_peak(tmp_path, f"{TUNE} {more}", world_size, rank, base=DENSE) == used_peak_mb
+
+
+@pytest.mark.parametrize(("rank", "used_peak_mb"), [(0, 749), (3, 836)])
+def test_packed_samples_in_a_ring(tmp_path: Path, rank: int, used_peak_mb: int) -> None:
+    more = (
+        "--stage sft --is-instruction-dataset --finetune --reset-attention-mask --attention-mask-type general --swap-attention "
+        "--pipeline-model-parallel-size 2 --context-parallel-size 2 --context-parallel-algo megatron_cp_algo "
+        "--use-cp-send-recv-overlap --use-distributed-optimizer --reuse-fp32-param"
+    )
+    assert used_peak(tmp_path, more, 4, rank, base=DENSE) == used_peak_mb
 
 
 def test_fine_tuning_without_the_fused_operator(tmp_path: Path) -> None:
@@ -165,6 +205,33 @@ LORA = "--lora-r 8 --lora-alpha 16 --lora-target-modules linear_qkv linear_proj 
 )  # fmt: skip
 def test_adapters(tmp_path: Path, more: str, used_peak_mb: int) -> None:
     assert used_peak(tmp_path, f"{TUNE} {LORA} {more}", 2, base=DENSE) == used_peak_mb
+
+
+ONE_BY_ONE = (
+    "--num-experts 16 --moe-router-topk 4 --moe-ffn-hidden-size 704 --moe-router-load-balancing-type aux_loss "
+    "--moe-aux-loss-coeff 0.001 --moe-permutation-async-comm --use-distributed-optimizer --expert-model-parallel-size 2 "
+    "--moe-token-dispatcher-type alltoall_seq"
+)
+DEEPSEEK3 = (
+    f"{LATENT} {ONE_BY_ONE} --pipeline-model-parallel-size 2 --q-lora-rank 384 --first-k-dense-replace 1 --moe-layer-freq 1 "
+    "--n-shared-experts 1 --moe-router-score-function sigmoid --moe-router-enable-expert-bias --moe-router-num-groups 4 "
+    "--moe-router-group-topk 2 --moe-router-load-balancing-type none --moe-router-topk-scaling-factor 2.5 --seq-aux "
+    "--norm-topk-prob --reuse-fp32-param --shape-order BNSD --lora-fusion"
+)
+
+
+@pytest.mark.parametrize(
+    ("more", "world_size", "rank", "used_peak_mb"),
+    [
+        pytest.param(ONE_BY_ONE, 2, 0, 997, id="experts"),
+        pytest.param(f"{ONE_BY_ONE} --lora-fusion", 2, 0, 998, id="experts, one function"),
+        pytest.param(f"{LATENT} --q-lora-rank 384 --pipeline-model-parallel-size 2", 2, 0, 509, id="latent attention"),
+        pytest.param(DEEPSEEK3, 4, 0, 561, id="DeepSeek-V3 in small, first stage"),
+        pytest.param(DEEPSEEK3, 4, 2, 760, id="DeepSeek-V3 in small, last stage"),
+    ],
+)
+def test_adapters_of_mixtures(tmp_path: Path, more: str, world_size: int, rank: int, used_peak_mb: int) -> None:
+    assert used_peak(tmp_path, f"{TUNE} {LORA} {more}", world_size, rank, base=DENSE) == used_peak_mb
 
 
 DPO = "--stage dpo --is-instruction-dataset --is-pairwise-dataset --finetune --variable-seq-lengths --dpo-loss-type sigmoid"

@@ -52,7 +52,7 @@ def test_fused_linear_layers_are_modelled_in_one_form_only(args: str) -> None:
         ("--qlora", "--qlora", "LoRA"),
         ("--stage prm", "--stage", "not modelled"),
         ("--reward-model nowhere", "--reward-model", "post-training"),
-        ("--swap-attention", "--swap-attention", "not modelled"),
+        ("--smart-swap", "--smart-swap", "not modelled"),
         ("--fp8-format hybrid", "--fp8-format", "not modelled"),
         ("--mtp-after-norm", "--mtp-after-norm", "other model kinds"),
         ("--max-new-tokens 256", "--max-new-tokens", "inference"),
@@ -75,7 +75,24 @@ def test_what_is_not_modelled_is_refused_by_name(args: str, named: str, kind: st
     [
         ("--num-experts 8 --moe-tp-extend-ep", "--moe-tp-extend-ep works with"),
         ("--mtp-num-layers 1 --recompute-norm", "--mtp-num-layers with recomputed norms"),
-        ("--num-experts 8 --moe-alltoall-overlap-comm", "--moe-alltoall-overlap-comm with a dispatcher other than"),
+        ("--num-experts 8 --moe-alltoall-overlap-comm", "--moe-alltoall-overlap-comm with a dispatcher that gathers"),
+        (
+            "--num-experts 8 --moe-alltoall-overlap-comm --moe-grouped-gemm --moe-token-dispatcher-type alltoall "
+            "--tensor-model-parallel-size 1 --moe-expert-capacity-factor 1.5",
+            "the alltoall dispatcher and a capacity",
+        ),
+        ("--sliding-window 512 --stage sft", "--sliding-window is modelled in pretraining"),
+        ("--output-layer-slice-num 2", "--output-layer-slice-num without tensor parallelism"),
+        ("--output-layer-slice-num 7 --tensor-model-parallel-size 1", "7 does not divide a vocabulary of 152064"),
+        ("--swap-attention --mtp-num-layers 1 --recompute-num-layers 1", "--swap-attention with recomputed layers"),
+        ("--attention-mask-type general", "--attention-mask-type general is modelled for fine-tuning"),
+        (
+            "--reset-attention-mask --context-parallel-size 2 --tensor-model-parallel-size 1",
+            "ulysses_cp_algo or --attention-mask-type general only",
+        ),
+        ("--swap-attention --recompute-norm", "--swap-attention with recomputed norms"),
+        ("--swap-optimizer", "--swap-optimizer needs --use-distributed-optimizer"),
+        ("--swap-optimizer --use-distributed-optimizer --reuse-fp32-param", "exclude each other"),
         ("--neat-pack", "--neat-pack needs --reset-attention-mask"),
     ],
 )
@@ -161,8 +178,16 @@ def test_adapters_are_those_of_the_layers_named() -> None:
     targets = "--lora-target-modules linear_qkv linear_proj".split()  # noqa: SIM905
     assert read(*targets, "--lora-r", "8").lora_modules == ("linear_qkv", "linear_proj")
     assert read().lora_modules == ()
-    with pytest.raises(UsageError, match="LoRA with experts"):
-        read(*targets, "--num-experts", "8", "--sequence-parallel")
+    experts = ("--num-experts", "8", "--sequence-parallel")
+    in_turn = (*experts, "--moe-token-dispatcher-type", "alltoall_seq")
+    assert read(*targets, *in_turn).lora_modules == ("linear_qkv", "linear_proj")
+    for more, complaint in (
+        (experts, "alltoall_seq only"),
+        ((*in_turn, "--moe-grouped-gemm"), "LoRA with --moe-grouped-gemm"),
+        ((*in_turn, "--moe-grouped-gemm", "--moe-tp-extend-ep"), "LoRA with --moe-tp-extend-ep"),
+    ):
+        with pytest.raises(UsageError, match=complaint):
+            read(*targets, *more)
 
 
 def test_preference_optimization_is_refused_where_it_is_not_modelled() -> None:
@@ -254,7 +279,17 @@ def test_layers_of_the_first_and_last_stage() -> None:
     assert [sum(map(len, stage)) for stage in found.layout.stages] == [12, 16]
 
 
+def test_a_ring_of_packed_samples_is_masked_by_documents() -> None:
+    packed = "--stage sft --reset-attention-mask --attention-mask-type general --tensor-model-parallel-size 1".split()  # noqa: SIM905
+    ring = ("--context-parallel-size", "2", "--context-parallel-algo", "megatron_cp_algo")
+    assert read(*packed, *ring).masked_by_documents and not read().masked_by_documents
+    with pytest.raises(UsageError, match="general is modelled for fine-tuning"):
+        read(*packed, *ring[:2], "--context-parallel-algo", "ulysses_cp_algo")
+
+
 def test_what_fails_upstream_is_said_before_a_rank_starts() -> None:
     assert settings.problem(QWEN) == ""
     assert "drop mask" in settings.problem([*QWEN, "--attention-dropout", "0.1"])
-    assert "--swap-attention" in settings.problem([*QWEN, "--swap-attention"])
+    assert "--smart-swap" in settings.problem([*QWEN, "--smart-swap"])
+    prm = "--stage prm --placeholder-token ки --reward-tokens + -"
+    assert "does not know it either" in settings.problem([*QWEN, *prm.split()])

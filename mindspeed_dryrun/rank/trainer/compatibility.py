@@ -51,6 +51,7 @@ def _view_of_any_layout(torch: Any) -> None:
 
 def _norms_and_scales() -> None:
     """Gradient norm and scaling one tensor at a time, as MindSpeed does in place of apex."""
+    # `multi_tensor_l2norm`: https://gitcode.com/Ascend/MindSpeed/blob/v2.2.0_core_r0.12.1/mindspeed/core/megatron_basic/requirements_basic.py#L18
     import torch
     from megatron.core.optimizer import clip_grads, optimizer
 
@@ -77,6 +78,7 @@ def _norms_and_scales() -> None:
 
 def _pipeline_outputs() -> None:
     """An output that was sent on gives its memory back; torch's way (`.data = scalar`) does not do so on MindSpore."""
+    # `deallocate_output_tensor`: https://github.com/NVIDIA/Megatron-LM/blob/core_v0.12.1/megatron/core/pipeline_parallel/schedules.py#L116
     import torch
     from megatron.core.pipeline_parallel import schedules
 
@@ -99,6 +101,7 @@ def _pipeline_outputs() -> None:
 
 def _no_fp8_shards() -> None:
     """The distributed optimizer asks even where no parameter has 8 bits, and fails without Transformer Engine."""
+    # `_get_fp8_params_and_shard_fp32_from_fp8`: https://github.com/NVIDIA/Megatron-LM/blob/core_v0.12.1/megatron/core/optimizer/distrib_optimizer.py#L1904
     from megatron.core.optimizer import distrib_optimizer
 
     distrib_optimizer.quantize_param_shard = lambda *_: None
@@ -106,6 +109,8 @@ def _no_fp8_shards() -> None:
 
 class _Buckets:
     """Stands for torch's coalescing manager, which MSAdapter lacks: the buckets' collectives run one by one."""
+
+    # `_coalescing_manager`: https://github.com/NVIDIA/Megatron-LM/blob/core_v0.12.1/megatron/core/distributed/param_and_grad_buffer.py#L217
 
     current: _Buckets | None = None
 

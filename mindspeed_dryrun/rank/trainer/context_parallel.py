@@ -23,7 +23,7 @@ from mindspeed_dryrun.megatron.settings import Settings
 from mindspeed_dryrun.rank.trainer.layers import FusedAttention, causal_mask
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Split:
     """How this rank's part of the sequence came about: a ring of ranks, each rank of it a group of `heads` ranks."""
 
@@ -45,13 +45,25 @@ def split_of(settings: Settings) -> Split:
     alone = (ranks[here],)
     window = settings.cp_window_size
     if settings.context_parallel_algo == "ulysses_cp_algo":
-        return Split(alone, tuple(ranks), None, group, 0, here, window)
+        return Split(
+            ring=alone, heads=tuple(ranks), ring_group=None, heads_group=group, ring_index=0, heads_index=here, window=window
+        )
     if settings.context_parallel_algo == "megatron_cp_algo":
-        return Split(tuple(ranks), alone, group, None, here, 0, window)
+        return Split(
+            ring=tuple(ranks), heads=alone, ring_group=group, heads_group=None, ring_index=here, heads_index=0, window=window
+        )
     degree = settings.ulysses_degree_in_cp
     ring = tuple(ranks[here % degree :: degree])
     heads = tuple(ranks[here // degree * degree :][:degree])
-    return Split(ring, heads, dist.new_group(ring), dist.new_group(heads), here // degree, here % degree, window)
+    return Split(
+        ring=ring,
+        heads=heads,
+        ring_group=dist.new_group(ring),
+        heads_group=dist.new_group(heads),
+        ring_index=here // degree,
+        heads_index=here % degree,
+        window=window,
+    )
 
 
 def sequence_slicer(settings: Settings) -> Callable[[Any], Any]:
@@ -59,6 +71,8 @@ def sequence_slicer(settings: Settings) -> Callable[[Any], Any]:
     if settings.context_parallel_size == 1:
         return lambda table: table
     split = split_of(settings)
+    if settings.masked_by_documents:
+        return lambda table: table.chunk(len(split.ring), dim=0)[split.ring_index]
     rings, heads = len(split.ring), len(split.heads)
 
     def part(table: Any) -> Any:
@@ -80,6 +94,8 @@ def attention_spec(settings: Settings) -> ModuleSpec:
 
 class SplitAttention(MegatronModule):  # type: ignore[misc]
     """Attention over a sequence that lies on several ranks."""
+
+    # `AttentionWithCp`: https://gitcode.com/Ascend/MindSpeed/blob/v2.2.0_core_r0.12.1/mindspeed/core/context_parallel/ring_context_parallel/ring_context_parallel.py#L918
 
     def __init__(self, config: Any, settings: Settings, split: Split, **_: Any) -> None:
         super().__init__(config=config)
@@ -108,16 +124,19 @@ class SplitAttention(MegatronModule):  # type: ignore[misc]
             return self.local(query, key, value, attention_mask)
         heads = query.shape[2]
         query, key, value = (x.reshape(x.shape[0], x.shape[1], -1) for x in (query, key, value))
-        mask = causal_mask() if attention_mask is None else attention_mask
+        mask = attention_mask
+        if mask is None and not self.settings.masked_by_documents:
+            mask = causal_mask()
         how = Ring(
-            self.split, heads, self.local.scale, 1.0 - self.config.attention_dropout,
-            self.settings.use_fused_ring_attention_update,
+            split=self.split, heads=heads, scale=self.local.scale, keep_prob=1.0 - self.config.attention_dropout,
+            fused_update=self.settings.use_fused_ring_attention_update, by_documents=self.settings.masked_by_documents,
         )  # fmt: skip
         return RingAttention.apply(query, key, value, how, mask)
 
 
 def _all_to_all(x: Any, group: Any, scatter: int, gather: int) -> Any:
     """Splits dimension `scatter` over the group and joins dimension `gather` from it (one of them 0, the other 2)."""
+    # `single_all_to_all`: https://gitcode.com/Ascend/MindSpeed/blob/v2.2.0_core_r0.12.1/mindspeed/core/context_parallel/ulysses_context_parallel/ulysses_context_parallel.py#L83
     size = dist.get_world_size(group)
     shape = list(x.shape)
     shape[scatter] //= size
@@ -146,7 +165,7 @@ class _AllToAll(torch.autograd.Function):  # type: ignore[misc]
         return _all_to_all(gradient, *ctx.back), None, None, None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Ring:
     """What every step of a ring needs to know."""
 
@@ -155,6 +174,20 @@ class Ring:
     scale: float
     keep_prob: float
     fused_update: bool
+    by_documents: bool
+    """`--attention-mask-type general`: blocks follow each other, and each pair of them gets a mask made from its documents."""
+
+    def parts(self, x: Any) -> Any:
+        """The two chunks of this rank, which lie far from each other in the sequence; the one block where blocks are whole."""
+        return x if self.by_documents else _halves(x)
+
+    def whole(self, x: Any) -> Any:
+        """The way back from `parts`."""
+        return x if self.by_documents else _flat(x)
+
+    def stat_parts(self, x: Any) -> Any:
+        """`parts` of softmax statistics."""
+        return x if self.by_documents else _stat_halves(x)
 
     @property
     def size(self) -> int:
@@ -202,6 +235,7 @@ class RingExchange:
 
 def _rings(ring: Ring, back: bool = False) -> tuple[RingExchange, RingExchange]:
     """The rings of this rank: inside its window, and between windows."""
+    # `initialize_context_parallel_group_for_double_ring`: https://gitcode.com/Ascend/MindSpeed/blob/v2.2.0_core_r0.12.1/mindspeed/core/parallel_state.py#L595
     ranks, window, here = ring.split.ring, ring.inner, ring.rank
     first = here // window * window
     inner = RingExchange(ranks[first : first + window], ring.split.ring_group, back)
@@ -233,7 +267,7 @@ class RingAttention(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def forward(ctx: Any, q: Any, k: Any, v: Any, ring: Ring, mask: Any) -> Any:
         inner_ring, outer_ring = _rings(ring)
-        q, k, v = (_halves(x) for x in (q, k, v))
+        q, k, v = (ring.parts(x) for x in (q, k, v))
         held = torch.cat((k.unsqueeze(0), v.unsqueeze(0)), dim=0)
         inner_next = torch.empty_like(held)
         outer_next = torch.empty_like(held)
@@ -257,10 +291,10 @@ class RingAttention(torch.autograd.Function):  # type: ignore[misc]
                 outer_block = (outer_block + ring.size - ring.inner) % ring.size
         assert result is not None
         output, largest, total = result
-        q = _flat(q)
+        q = ring.whole(q)
         keys, values = [held[0].clone()], [held[1].clone()]
-        k_saved = torch.stack([_flat(x) for x in keys])
-        v_saved = torch.stack([_flat(x) for x in values])
+        k_saved = torch.stack([ring.whole(x) for x in keys])
+        v_saved = torch.stack([ring.whole(x) for x in values])
         ctx.save_for_backward(q, k_saved, v_saved, mask, output, largest, total)
         ctx.ring = ring
         ctx.block = block
@@ -272,9 +306,9 @@ class RingAttention(torch.autograd.Function):  # type: ignore[misc]
         q, k_saved, v_saved, mask, output, largest, total = ctx.saved_tensors
         inner_ring, outer_ring = _rings(ring, back=True)
         inner_gradients, outer_gradients = _rings(ring, back=True)
-        q, output, gradient = (_halves(x) for x in (q, output, gradient))
-        k_saved, v_saved = [_halves(x) for x in k_saved], [_halves(x) for x in v_saved]
-        largest, total = _stat_halves(largest), _stat_halves(total)
+        q, output, gradient = (ring.parts(x) for x in (q, output, gradient))
+        k_saved, v_saved = [ring.parts(x) for x in k_saved], [ring.parts(x) for x in v_saved]
+        largest, total = ring.stat_parts(largest), ring.stat_parts(total)
         dkv = torch.zeros((2, *k_saved[-1].shape), dtype=k_saved[-1].dtype, device=k_saved[-1].device)
         inner_next, outer_next = dkv.clone(), dkv.clone()
         keys = _KeysBack(ring, inner_ring, outer_ring, k_saved, v_saved)
@@ -304,7 +338,7 @@ class RingAttention(torch.autograd.Function):  # type: ignore[misc]
             outer_block = (outer_block + ring.inner) % ring.size
         if outer_gradients.wait():
             dkv, outer_next = outer_next, dkv
-        return _flat(dq), _flat(dkv[0]), _flat(dkv[1]), None, None
+        return ring.whole(dq), ring.whole(dkv[0]), ring.whole(dkv[1]), None, None
 
 
 class _KeysBack:
@@ -338,6 +372,13 @@ class _KeysBack:
 def _attend_block(ring: Ring, block: int, q: Any, k: Any, v: Any, mask: Any) -> tuple[Any, Any, Any]:
     """Attention of this rank's queries to one block: all of it if it is ours, else the half that is not in the future."""
     own = block == ring.rank
+    if ring.by_documents:
+        tokens = k.shape[0]
+        results = torch_npu.npu_fusion_attention(
+            q, k, v, ring.heads, "SBH", pse=None, padding_mask=None, atten_mask=_mask_of_documents(ring, block, tokens),
+            scale=ring.scale, pre_tockens=tokens, next_tockens=tokens, keep_prob=ring.keep_prob, sparse_mode=1,
+        )  # fmt: skip
+        return results[0], results[1], results[2]
     if own:
         q, k, v = _flat(q), _flat(k), _flat(v)
     elif block < ring.rank:
@@ -352,11 +393,22 @@ def _attend_block(ring: Ring, block: int, q: Any, k: Any, v: Any, mask: Any) -> 
     return outputs[0], outputs[1], outputs[2]
 
 
+def _mask_of_documents(ring: Ring, block: int, tokens: int) -> Any:
+    """What tokens of this rank may not look at in a block: other documents, and what is later in their own."""
+    ids = torch.zeros((1, tokens), dtype=torch.int64, device="npu")
+    mask = ids.unsqueeze(dim=2) == ids.unsqueeze(dim=1)
+    if block > ring.rank:
+        mask = torch.zeros_like(mask)
+    elif block == ring.rank:
+        mask = torch.tril(mask)
+    return torch.logical_not(mask).unsqueeze(dim=1)
+
+
 def _merge(ring: Ring, block: int, step: tuple[Any, Any, Any], so_far: tuple[Any, Any, Any] | None) -> tuple[Any, Any, Any]:
     """Adds one block's attention to that of the blocks before it."""
     if block == ring.rank or so_far is None:
         return step
-    if block < ring.rank:
+    if block < ring.rank or ring.by_documents:
         return _update(ring, so_far, step)
     output, largest, total = _halves(so_far[0]), _stat_halves(so_far[1]), _stat_halves(so_far[2])
     new_output, new_largest, new_total = _update(ring, (output[1], largest[:, :, 1, :, :], total[:, :, 1, :, :]), step)
@@ -402,6 +454,14 @@ def _attend_block_back(
     ring: Ring, block: int, q: Any, k: Any, v: Any, output: Any, gradient: Any, largest: Any, total: Any, mask: Any
 ) -> tuple[Any, Any, Any]:
     own = block == ring.rank
+    if ring.by_documents:
+        tokens = k.shape[0]
+        by_documents: tuple[Any, Any, Any] = torch_npu.npu_fusion_attention_grad(
+            q, k, v, gradient, ring.heads, "SBH", pse=None, padding_mask=None, atten_mask=_mask_of_documents(ring, block, tokens),
+            softmax_max=largest, softmax_sum=total, attention_in=output, scale_value=ring.scale, pre_tockens=tokens,
+            next_tockens=tokens, sparse_mode=1, keep_prob=ring.keep_prob, seed=0, offset=0, numels=0,
+        )  # fmt: skip
+        return by_documents
     if ring.rank >= block:
         largest, total = _stat_flat(largest), _stat_flat(total)
         q, output, gradient = _flat(q), _flat(output), _flat(gradient)
@@ -421,6 +481,10 @@ def _attend_block_back(
 
 
 def _add_gradients(ring: Ring, block: int, dq_step: Any, dk_step: Any, dv_step: Any, dq: Any, dk: Any, dv: Any) -> None:
+    if ring.by_documents:
+        for total, step in ((dq, dq_step), (dk, dk_step), (dv, dv_step)):
+            total.add_(step)
+        return
     if block > ring.rank:
         dq[1].add_(dq_step)
     else:

@@ -17,16 +17,18 @@ from megatron.core.transformer.moe import grouped_gemm_util
 from megatron.core.transformer.moe.experts import GroupedMLP, SequentialMLP
 from megatron.core.transformer.moe.moe_layer import MoELayer, MoESubmodules
 from megatron.core.transformer.moe.shared_experts import SharedExpertMLP
-from megatron.core.transformer.spec_utils import ModuleSpec
+from megatron.core.transformer.spec_utils import ModuleSpec, build_module
 from mindspore.ops.function import math_func
 
 from mindspeed_dryrun.megatron.settings import Settings
-from mindspeed_dryrun.rank.trainer import extended_experts, group_limited, overlapped_experts
+from mindspeed_dryrun.rank.trainer import extended_experts, group_limited, overlapped_alltoall, overlapped_experts, releases
 from mindspeed_dryrun.rank.trainer.grouped import exchange, weights_gradient_in_place
 
 
 class GroupedProduct(torch.autograd.Function):  # type: ignore[misc]
     """The tokens of each expert times its weights, in one operator (MindSpeed's `GMMFunction`, mindspeed/ops/gmm.py)."""
+
+    # `GMMFunction`: https://gitcode.com/Ascend/MindSpeed/blob/v2.2.0_core_r0.12.1/mindspeed/ops/gmm.py#L20
 
     @staticmethod
     def forward(ctx: Any, original_weight: Any, x: Any, weight: Any, group_list: list[int], fused: bool) -> Any:
@@ -46,6 +48,8 @@ class GroupedProduct(torch.autograd.Function):  # type: ignore[misc]
 
 class GroupedExperts(GroupedMLP):  # type: ignore[misc]
     """megatron-core's weights, MindSpeed's operators (core/transformer/moe/moe_feature/gmm/experts.py)."""
+
+    # `GmmExpertsImpl`: https://gitcode.com/Ascend/MindSpeed/blob/v2.2.0_core_r0.12.1/mindspeed/core/transformer/moe/moe_feature/gmm/experts.py#L11
 
     def __init__(self, num_local_experts: int, config: Any, settings: Settings) -> None:
         super().__init__(num_local_experts, config)
@@ -90,6 +94,17 @@ class BalancedLayer(MoELayer):  # type: ignore[misc]
         self.token_dispatcher.token_unpermutation = with_losses
 
 
+class NormedColumn(ColumnParallelLinear):  # type: ignore[misc]
+    """A linear layer with the norm of its input inside."""
+
+    def __init__(self, input_size: int, *args: Any, norm: ModuleSpec, config: Any, **kwargs: Any) -> None:
+        super().__init__(input_size, *args, config=config, **kwargs)
+        self.norm = build_module(norm, config=config, hidden_size=input_size)
+
+    def forward(self, x: Any, *args: Any, **kwargs: Any) -> Any:
+        return super().forward(self.norm(x), *args, **kwargs)
+
+
 def _swiglu(x: Any) -> Any:
     return torch_npu.npu_swiglu(x, dim=-1)
 
@@ -103,7 +118,9 @@ def expert_layer(settings: Settings) -> ModuleSpec:
         experts = ModuleSpec(module=SequentialMLP, submodules=linear)
     shared = ModuleSpec(module=SharedExpertMLP, params={"gate": settings.gated_shared_experts}, submodules=linear)
     layer = MoELayer
-    if settings.moe_alltoall_overlap_comm:
+    if settings.moe_alltoall_overlap_comm and settings.moe_token_dispatcher_type == "alltoall":
+        layer = overlapped_alltoall.OverlappedAllToAllLayer
+    elif settings.moe_alltoall_overlap_comm:
         layer = overlapped_experts.OverlappedLayer
     elif settings.moe_tp_extend_ep:
         layer = extended_experts.ExtendedLayer
@@ -112,9 +129,17 @@ def expert_layer(settings: Settings) -> ModuleSpec:
     return ModuleSpec(module=layer, submodules=MoESubmodules(experts=experts, shared_experts=shared))
 
 
-def dense_layer() -> ModuleSpec:
-    """A plain MLP."""
-    return ModuleSpec(module=MLP, submodules=MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear))
+def dense_layer(settings: Settings, norm: ModuleSpec) -> ModuleSpec:
+    """A plain MLP.
+
+    From 26.0.0 on Transformer Engine's layers are the default, and their MLP starts with a norm. A layer without experts among
+    layers with them has that norm and the one of the others, which stands before the experts
+    (MindSpeed-LLM, core/transformer/transformer_block.py, `_transformer_block_build_layers`).
+    """
+    first: Any = ColumnParallelLinear
+    if settings.mixes_layers and settings.transformer_impl == "transformer_engine" and releases.since("26.0.0"):
+        first = ModuleSpec(module=NormedColumn, params={"norm": norm})
+    return ModuleSpec(module=MLP, submodules=MLPSubmodules(linear_fc1=first, linear_fc2=RowParallelLinear))
 
 
 def config_fields(settings: Settings) -> dict[str, Any]:
@@ -146,6 +171,7 @@ def config_fields(settings: Settings) -> dict[str, Any]:
 
 def all_to_all(ctx: Any, group: Any, x: Any, output_split_sizes: Any, input_split_sizes: Any) -> Any:
     """`_AllToAll.forward`."""
+    # `_AllToAll`: https://github.com/NVIDIA/Megatron-LM/blob/core_v0.12.1/megatron/core/tensor_parallel/mappings.py#L418
     ctx.group, ctx.output_split_sizes, ctx.input_split_sizes = group, output_split_sizes, input_split_sizes
     return exchange(group, x, output_split_sizes, input_split_sizes)
 

@@ -25,6 +25,8 @@ from mindspeed_dryrun.rank.handlers import moe
 class ExtendedLayer(MoELayer):  # type: ignore[misc]
     """A layer whose experts are spread over the tensor-parallel and the expert-parallel ranks."""
 
+    # `All2AllSeqTpExtendEpMoELayerImpl`: https://gitcode.com/Ascend/MindSpeed/blob/v2.2.0_core_r0.12.1/mindspeed/core/transformer/moe/moe_feature/tp_extend_ep/moe_layer.py#L58
+
     def __init__(self, config: Any, submodules: MoESubmodules, layer_number: int | None = None) -> None:
         MegatronModule.__init__(self, config)
         self.submodules = submodules
@@ -84,6 +86,9 @@ class ExtendedDispatcher(MoEAlltoAllSEQTokenDispatcher):  # type: ignore[misc]
         if self.num_local_experts > 1:
             by_expert = self.num_global_tokens_per_local_expert.view(-1, self.num_local_experts)
             self.num_global_tokens_per_local_expert_cpu = by_expert.to(torch.device("cpu"))
+            if parallel_state.get_tensor_model_parallel_world_size() > 1:
+                # `preprocess` gives it the size that it has with known counts. Without TP the dispatcher is alltoall_seq's.
+                self.global_input_tokens_local_experts_indices = torch.empty(0, dtype=torch.int32, device=routing_map.device)
         return self.num_global_tokens_per_local_expert.sum(axis=0)
 
     preprocess = moe.preprocess(counts)

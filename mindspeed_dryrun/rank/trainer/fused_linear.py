@@ -18,6 +18,8 @@ _ALIGNED = 512
 class GatheredProduct(torch.autograd.Function):  # type: ignore[misc]
     """A column-parallel layer: the sequence gathered, times the weight."""
 
+    # `all_gather_matmul`: https://gitcode.com/Ascend/MindSpeed/blob/v2.2.0_core_r0.12.1/mindspeed/ops/lcal_functional.py#L39
+
     @staticmethod
     def forward(ctx: Any, x: Any, weight: Any, bias: Any) -> Any:
         ctx.save_for_backward(x, weight)

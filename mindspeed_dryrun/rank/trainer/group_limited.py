@@ -27,6 +27,7 @@ class Groups:
 
 def choose(settings: Settings, router: Any, logits: Any) -> tuple[Any, Any]:
     """Scores and map of [tokens, experts]; the losses stay with the router until its layer has an output to attach them to."""
+    # `group_limited_greedy_topKgating`: https://gitcode.com/Ascend/MindSpeed-LLM/blob/v2.2.0/mindspeed_llm/core/transformer/moe/router.py#L35
     groups = Groups(
         settings.moe_router_num_groups or settings.expert_model_parallel_size,
         settings.moe_router_group_topk or 1,
@@ -42,6 +43,7 @@ def choose(settings: Settings, router: Any, logits: Any) -> tuple[Any, Any]:
 
 def attach_losses(router: Any, output: Any) -> Any:
     """`moe_layer_forward`: the losses join the graph behind the experts."""
+    # `moe_layer_forward`: https://gitcode.com/Ascend/MindSpeed-LLM/blob/v2.2.0/mindspeed_llm/core/transformer/moe/moe_layer.py#L119
     losses = router.balance_losses
     for name, loss in losses.items():
         save_to_aux_losses_tracker(name, loss, router.layer_number, router.config.num_layers)

@@ -10,6 +10,7 @@ import torch
 
 def exchange(group: Any, x: Any, output_sizes: Any, input_sizes: Any) -> Any:
     """Through MindSpore's collective (MindSpeed's `all_to_all_forward`): MSAdapter's takes no numpy sizes."""
+    # `all_to_all_forward`: https://gitcode.com/Ascend/MindSpeed/blob/v2.2.0_core_r0.12.1/mindspeed/mindspore/core/tensor_parallel/mappings.py#L22
     if torch.distributed.get_world_size(group=group) == 1:
         return x
     x = x.contiguous()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 
 from mindspeed_dryrun.rank.trainer import compatibility
 
@@ -13,8 +14,14 @@ def load() -> None:
 
     Once in a process: what is replaced must not be replaced a second time.
     """
-    compatibility.before_import()
-    import torch  # noqa: F401
+    # A quarter of a million objects come and stay: looking through them for garbage again and again takes a tenth of the time.
+    gc.disable()
+    try:
+        compatibility.before_import()
+        import torch  # noqa: F401
 
-    compatibility.after_import()
-    from mindspeed_dryrun.rank.trainer import layers, loop, model, optimizer, process_groups  # noqa: F401
+        compatibility.after_import()
+        from mindspeed_dryrun.rank.trainer import layers, loop, model, optimizer, process_groups  # noqa: F401
+    finally:
+        gc.freeze()
+        gc.enable()

@@ -19,6 +19,8 @@ from mindspeed_dryrun.megatron.settings import Settings
 class WholeLinear(torch.nn.Module):  # type: ignore[misc]
     """A product that every tensor-parallel rank computes in full."""
 
+    # `LinearNoTP`: https://gitcode.com/Ascend/MindSpeed-LLM/blob/v2.2.0/mindspeed_llm/tasks/models/transformer/multi_latent_attention.py#L481
+
     def __init__(self, input_size: int, output_size: int, config: Any, bias: bool) -> None:
         super().__init__()
         device = torch.cuda.current_device()
@@ -33,6 +35,8 @@ class WholeLinear(torch.nn.Module):  # type: ignore[misc]
 
 class LatentAttention(MegatronModule):  # type: ignore[misc]
     """Queries, keys and values from compressed ones, with positions in a few dimensions of their own."""
+
+    # `CustomMLASelfAttention`: https://gitcode.com/Ascend/MindSpeed-LLM/blob/v2.2.0/mindspeed_llm/tasks/models/transformer/multi_latent_attention.py#L55
 
     def __init__(
         self, config: Any, layer_number: int, settings: Settings, norm: ModuleSpec, core_attention: ModuleSpec, **_: Any

@@ -22,6 +22,7 @@ from mindspeed_dryrun.rank.trainer import experts, fused_linear, multi_token, ro
 
 COMPRESSED_MASK = 2048
 """Side of the causal mask that the fused attention operator expects, whatever the sequence (its sparse mode 2)."""
+# `generate_attention_mask`: https://gitcode.com/Ascend/MindSpeed/blob/v2.2.0_core_r0.12.1/mindspeed/core/transformer/flash_attention/generate_mask/generate_mask.py#L16
 ANY_TOKENS_BEFORE = 1048576
 """How far back a token looks: Megatron's default for `--pre-tockens`, further than any sequence."""
 
@@ -68,6 +69,8 @@ def causal_mask() -> Any:
 class FusedAttention(MegatronModule):  # type: ignore[misc]
     """Attention of one rank's heads over the tokens it has, as one operator."""
 
+    # `flash_attention_forward`: https://gitcode.com/Ascend/MindSpeed-LLM/blob/v2.2.0/mindspeed_llm/core/transformer/dot_product_attention.py#L400
+
     def __init__(self, config: Any, settings: Settings, **_: Any) -> None:
         super().__init__(config=config)
         self.settings = settings
@@ -79,13 +82,16 @@ class FusedAttention(MegatronModule):  # type: ignore[misc]
         length, batch, heads, _ = query.shape
         # A mask of the samples is taken as it is (mode 0); without one the operator knows that attention is causal (mode 2).
         layout, sparse_mode, ends = self.settings.shape_order, 2 if attention_mask is None else 0, None
+        before, window = ANY_TOKENS_BEFORE, self.settings.sliding_window
+        if window is not None and length > window:
+            before, sparse_mode = window, 4
         if self.settings.packed:
             # Packed samples; in a dry run each row of the batch is one document.
             layout, sparse_mode, ends = "TND", 4, tuple(length * (row + 1) for row in range(batch))
         query, key, value = (to_layout(x, layout) for x in (query, key, value))
         output = torch_npu.npu_fusion_attention(
             query, key, value, heads, layout, pse=None, padding_mask=None, atten_mask=mask, scale=self.scale,
-            pre_tockens=ANY_TOKENS_BEFORE, next_tockens=0, keep_prob=1 - self.config.attention_dropout,
+            pre_tockens=before, next_tockens=0, keep_prob=1 - self.config.attention_dropout,
             inner_precise=0, sparse_mode=sparse_mode, actual_seq_qlen=ends, actual_seq_kvlen=ends,
         )[0]  # fmt: skip
         if layout == "BNSD":
@@ -107,6 +113,8 @@ def to_layout(x: Any, layout: str) -> Any:
 class NoopLayer(MegatronModule):  # type: ignore[misc]
     """A layer that only fills a place in the pipeline's split."""
 
+    # `NoopTransformerLayer`: https://gitcode.com/Ascend/MindSpeed/blob/v2.2.0_core_r0.12.1/mindspeed/core/pipeline_parallel/noop_layers/adaptor.py#L32
+
     def __init__(self, config: Any, layer_number: int) -> None:
         super().__init__(config)
         self.layer_number = layer_number
@@ -117,6 +125,8 @@ class NoopLayer(MegatronModule):  # type: ignore[misc]
 
 class ScaledOutput(MegatronModule):  # type: ignore[misc]
     """A module of a layer, and what some models do to its output before the residual is added."""
+
+    # `_forward_attention`: https://gitcode.com/Ascend/MindSpeed-LLM/blob/v2.2.0/mindspeed_llm/core/transformer/transformer_layer.py#L64
 
     def __init__(self, module: Any, scale: float | None, norm: Any, use_norm: bool) -> None:
         super().__init__(module.config)
@@ -148,6 +158,8 @@ def finish_layer(layer: TransformerLayer, settings: Settings) -> None:
 class VocabularyEmbedding:
     """`VocabParallelEmbedding.forward`: masks by multiplying, so that no mask as wide as the model is kept."""
 
+    # `mindspeed_vocab_parallel_embedding_forward`: https://gitcode.com/Ascend/MindSpeed/blob/v2.2.0_core_r0.12.1/mindspeed/core/tensor_parallel/vocab_parallel/adaptor.py#L13
+
     def __init__(self, settings: Settings) -> None:
         self.scale = settings.embedding_multiplier_scale
 
@@ -170,8 +182,27 @@ class VocabularyEmbedding:
         return output * self.scale if self.scale else output
 
 
+def sliced_product(layer: Any, slices: int) -> Any:
+    """The forward pass of an output layer that makes the logits in slices of the vocabulary (`--output-layer-slice-num`)."""
+
+    def forward(x: Any, weight: Any = None, **_: Any) -> tuple[Any, None]:
+        weight = layer.weight if weight is None else weight
+        x = tensor_parallel.copy_to_tensor_model_parallel_region(x)
+        parts = [
+            tensor_parallel.linear_with_grad_accumulation_and_async_allreduce(
+                input=x, weight=part, bias=None, gradient_accumulation_fusion=False, allreduce_dgrad=False,
+                sequence_parallel=False, grad_output_buffer=None,
+            )
+            for part in torch.split(weight, weight.shape[0] // slices, dim=0)
+        ]  # fmt: skip
+        return torch.cat(parts, dim=2), None
+
+    return forward
+
+
 def predicted_logits(logits: Any, target: Any, logits_max: Any, start: int, end: int) -> tuple[Any, ...]:
     """`VocabParallelCrossEntropy.calculate_predicted_logits`, in place and with masks that multiply."""
+    # `calculate_predicted_logits`: https://gitcode.com/Ascend/MindSpeed/blob/v2.2.0_core_r0.12.1/mindspeed/core/tensor_parallel/cross_entropy.py#L6
     logits -= logits_max.unsqueeze(dim=-1)
     elsewhere = (target < start) | (target >= end)
     local = target.clone() - start
@@ -216,6 +247,7 @@ def gelu_tanh(x: Any) -> Any:
 
 def _mark_split(weight: Any, init_method: Any, partition_dim: int, stride: int = 1, is_expert: bool = False) -> None:
     """`_initialize_affine_weight_gpu` without the values: they do not matter in a dry run, and cost most of a start."""
+    # `_initialize_affine_weight_gpu`: https://github.com/NVIDIA/Megatron-LM/blob/core_v0.12.1/megatron/core/tensor_parallel/layers.py#L110
     if not is_expert:
         tensor_parallel.set_tensor_model_parallel_attributes(weight, is_parallel=True, dim=partition_dim, stride=stride)
 

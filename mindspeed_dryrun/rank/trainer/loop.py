@@ -55,6 +55,7 @@ class MockData:
 
 def loss(settings: Settings, loss_mask: Any, output: Any) -> tuple[Any, Any, dict[str, Any]]:
     """The mean over unmasked tokens, summed over context-parallel ranks, with the sums that Megatron reports."""
+    # `loss_func`: https://github.com/NVIDIA/Megatron-LM/blob/core_v0.12.1/pretrain_gpt.py#L158
     losses = output.float()
     loss_mask = loss_mask.view(-1).float()
     tokens = loss_mask.sum()
@@ -67,7 +68,7 @@ def loss(settings: Settings, loss_mask: Any, output: Any) -> tuple[Any, Any, dic
     return sums[0].clone(), count, {"lm loss": (reported[0], reported[1])}
 
 
-def forward_step_of(settings: Settings, pair: preference.Pair | None) -> Any:
+def forward_step_of(settings: Settings, pair: preference.Policies | None) -> Any:
     """One microbatch through the model, or through the pair of them, and the function that takes the loss of it."""
     loss_of = tuning.loss if settings.stage else loss
 
@@ -108,7 +109,7 @@ def train(settings: Settings, chunks: list[Any], optimizer: Any, frozen: list[An
         chunk.train()
 
     mock = tuning.TuningData(settings) if settings.stage else MockData(settings)
-    forward_step = forward_step_of(settings, preference.Pair(chunks, frozen) if frozen else None)
+    forward_step = forward_step_of(settings, preference.Policies(chunks, frozen) if frozen else None)
     total = settings.train_iters or 1
     for iteration in range(total):
         for chunk in chunks:

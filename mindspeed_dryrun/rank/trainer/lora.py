@@ -15,16 +15,20 @@ from megatron.core import parallel_state
 from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
 
 from mindspeed_dryrun.megatron.settings import Settings
+from mindspeed_dryrun.rank.trainer.latent_attention import WholeLinear
 
 
 def add_adapters(model: Any, settings: Settings) -> None:
     """Freezes the model, and puts adapters around the layers that `--lora-target-modules` names."""
+    # `model_provider_func_wrapper`: https://gitcode.com/Ascend/MindSpeed-LLM/blob/v2.2.0/mindspeed_llm/training/training.py#L93
     for parameter in model.parameters():
         parameter.requires_grad = False
     for module in list(model.modules()):
         for name, layer in list(module.named_children()):
             if name in settings.lora_modules and isinstance(layer, (ColumnParallelLinear, RowParallelLinear)):
                 setattr(module, name, Adapted(layer, settings))
+            elif name in settings.lora_modules and isinstance(layer, WholeLinear):
+                setattr(module, name, AdaptedWhole(layer, settings))
     for parameter in model.parameters():
         if not parameter.requires_grad and hasattr(parameter, "sequence_parallel"):
             del parameter.sequence_parallel
@@ -60,7 +64,7 @@ class Adapted(torch.nn.Module):  # type: ignore[misc]
         self.scaling = settings.lora_alpha / settings.lora_r
         self.by_row = isinstance(layer, RowParallelLinear)
         kind, config, rank = layer.weight.dtype, layer.config, settings.lora_r
-        options = {"bias": False, "config": config, "init_method": config.init_method}
+        options = {"bias": False, "config": config, "init_method": config.init_method, "is_expert": layer.is_expert}
         if self.by_row:
             self.lora_a = RowParallelLinear(layer.input_size, rank, input_is_parallel=True, skip_bias_add=True, **options)
             self.lora_b = _whole(rank, layer.output_size, kind)
@@ -71,10 +75,13 @@ class Adapted(torch.nn.Module):  # type: ignore[misc]
         whole.weight.sequence_parallel = config.sequence_parallel
 
     def forward(self, x: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        # A cast that changes nothing, as upstream's: what is kept of it does not keep the tensor that `x` is a part of.
+        adapted = x.to(self.lora_a.weight.dtype)
         if self.fused:
-            return self._fused(x)
+            return self._fused(adapted)
         result, bias = self.layer(x, *args, **kwargs)
-        added = x
+        added = adapted
+        del adapted
         for part in (self.lora_a, self.lora_b):
             added = part(added)
             added = added[0] if isinstance(added, tuple) else added
@@ -84,13 +91,32 @@ class Adapted(torch.nn.Module):  # type: ignore[misc]
     def _fused(self, x: Any) -> tuple[Any, Any]:
         layer = self.layer
         function: Any = WholeProduct
-        if parallel_state.get_tensor_model_parallel_world_size() > 1:
+        if parallel_state.get_tensor_model_parallel_world_size() > 1 and not layer.is_expert:
             by_sequence = {True: (ColumnProduct, RowProduct), False: (ColumnProductOfAll, RowProductOfAll)}
             function = by_sequence[bool(layer.sequence_parallel)][self.by_row]
         output = function.apply(x, layer.weight, self.lora_a.weight, self.lora_b.weight, self.scaling)
         if layer.skip_bias_add or layer.bias is None:
             return output, layer.bias if layer.skip_bias_add else None
         return output + layer.bias, None
+
+
+class AdaptedWhole(torch.nn.Module):  # type: ignore[misc]
+    """A linear layer that every tensor-parallel rank has in full, with PEFT's own adapter, which is never fused."""
+
+    def __init__(self, layer: WholeLinear, settings: Settings) -> None:
+        super().__init__()
+        self.layer = layer
+        self.scaling = settings.lora_alpha / settings.lora_r
+        output_size, input_size = layer.weight.shape
+        self.lora_a = _whole(input_size, settings.lora_r, layer.weight.dtype)
+        self.lora_b = _whole(settings.lora_r, output_size, layer.weight.dtype)
+        for part in (self.lora_a, self.lora_b):
+            part.weight.sequence_parallel = settings.sequence_parallel
+
+    def forward(self, x: Any) -> Any:
+        result = self.layer(x)
+        result += self.lora_b(self.lora_a(x.to(self.lora_a.weight.dtype))) * self.scaling
+        return result
 
 
 def _whole(input_size: int, output_size: int, kind: Any) -> Any:

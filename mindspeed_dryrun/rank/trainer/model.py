@@ -50,6 +50,7 @@ def _no_initialisation(weight: Any) -> Any:
 
 def transformer_config(settings: Settings) -> TransformerConfig:
     """megatron-core's configuration, as Megatron's training loop fills it from the same flags."""
+    # `core_transformer_config_from_args`: https://github.com/NVIDIA/Megatron-LM/blob/core_v0.12.1/megatron/training/arguments.py#L994
     gated = settings.swiglu or settings.geglu or settings.gelu_tanh
     activation = F.silu if settings.swiglu else layers.gelu_tanh if settings.gelu_tanh else F.gelu
     overlap_p2p = settings.virtual_stages is not None and not settings.no_overlap_p2p_communication
@@ -87,7 +88,7 @@ def transformer_config(settings: Settings) -> TransformerConfig:
         pipeline_dtype=params_dtype(settings),
         autocast_dtype=params_dtype(settings),
         enable_autocast=False,
-        gradient_accumulation_fusion=not settings.no_gradient_accumulation_fusion,
+        gradient_accumulation_fusion=not settings.no_gradient_accumulation_fusion and settings.output_layer_slice_num == 1,
         # Gated GELUs are set behind Megatron's back, with its fusion switched off.
         bias_activation_fusion=not (settings.no_bias_swiglu_fusion if settings.swiglu else gated or settings.no_bias_gelu_fusion),
         bias_dropout_fusion=not settings.no_bias_dropout_fusion,
@@ -117,6 +118,8 @@ def _divisible(settings: Settings) -> int:
 class Model(GPTModel):  # type: ignore[misc]
     """megatron-core's GPT with MindSpeed-LLM's forward pass."""
 
+    # `GPTModel`: https://gitcode.com/Ascend/MindSpeed-LLM/blob/v2.2.0/mindspeed_llm/core/models/gpt/gpt_model.py#L31
+
     def __init__(self, settings: Settings, config: TransformerConfig, numbers: Sequence[int], **kwargs: Any) -> None:
         norm = ModuleSpec(module=layers.Norm, params={"settings": settings})
         block = TransformerBlockSubmodules(
@@ -141,6 +144,8 @@ class Model(GPTModel):  # type: ignore[misc]
             **kwargs,
         )
         self.settings = settings
+        if settings.output_layer_slice_num > 1 and self.post_process:
+            self.output_layer.forward = layers.sliced_product(self.output_layer, settings.output_layer_slice_num)
         if self.mtp_process:
             multi_token.add_norms(self.mtp, norm)
             self.final_layernorm = build_module(norm, config=config, hidden_size=config.hidden_size)
@@ -189,6 +194,7 @@ class Model(GPTModel):  # type: ignore[misc]
 
     def _scaled(self, decoder_input: Any) -> Any:
         """Gemma's scale of the embeddings (`--input-embeds-norm`)."""
+        # `input_embeds_norm`: https://gitcode.com/Ascend/MindSpeed-LLM/blob/v2.2.0/mindspeed_llm/core/transformer/transformer_block.py#L228
         if decoder_input is None or not self.settings.input_embeds_norm:
             return decoder_input
         return decoder_input * torch.tensor(self.settings.hidden_size**0.5, dtype=decoder_input.dtype)
@@ -201,7 +207,7 @@ def layer_spec(settings: Settings, norm: ModuleSpec, number: int, real: bool = F
     """
     if number in settings.layout.noop and not real:
         return ModuleSpec(module=layers.NoopLayer)
-    mlp = experts.expert_layer(settings) if settings.has_experts(number) else experts.dense_layer()
+    mlp = experts.expert_layer(settings) if settings.has_experts(number) else experts.dense_layer(settings, norm)
     return ModuleSpec(
         module=TransformerLayer,
         submodules=TransformerLayerSubmodules(
@@ -278,6 +284,7 @@ def _chunks(settings: Settings, config: TransformerConfig) -> list[Any]:
 
 def _buffer_config(settings: Settings, num_parameters: int) -> DistributedDataParallelConfig:
     """Megatron's defaults: one bucket, unless gradients are reduced while the backward pass runs."""
+    # `bucket_size`: https://github.com/NVIDIA/Megatron-LM/blob/core_v0.12.1/megatron/core/distributed/distributed_data_parallel.py#L57
     bucket_size = settings.ddp_bucket_size
     if settings.ddp_num_buckets:
         bucket_size = num_parameters // settings.ddp_num_buckets

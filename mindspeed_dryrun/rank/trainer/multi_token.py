@@ -17,6 +17,7 @@ from megatron.core.tensor_parallel import (
     scatter_to_sequence_parallel_region,
 )
 from megatron.core.transformer.module import MegatronModule
+from megatron.core.transformer.moe.experts import GroupedMLP
 from megatron.core.transformer.multi_token_prediction import (
     MTPLossAutoScaler,
     MTPLossLoggingHelper,
@@ -30,11 +31,13 @@ from megatron.core.utils import make_viewless_tensor
 from mindspeed_dryrun.megatron.settings import Settings
 from mindspeed_dryrun.rank.trainer import releases
 
-_FIRST_ONES: list[Any] = []
+_DROPPED_EXPERTS: list[Any] = []
 
 
 class PredictionLayer(MegatronModule):  # type: ignore[misc]
     """The embedding of a later token joined to the hidden states, through a transformer layer of its own."""
+
+    # `mtp_layer_forward`: https://gitcode.com/Ascend/MindSpeed-LLM/blob/v2.2.0/mindspeed_llm/core/transformer/multi_token_prediction.py#L80
 
     def __init__(self, config: Any, layer_number: int, norm: ModuleSpec, layer: ModuleSpec) -> None:
         super().__init__(config=config)
@@ -45,10 +48,10 @@ class PredictionLayer(MegatronModule):  # type: ignore[misc]
         self.eh_proj = ColumnParallelLinear(size * 2, size, config=config, init_method=config.init_method, **options)
         self.transformer_layer = build_module(layer, config=config)
         if releases.since("26.1.0"):
-            # `mtp_layer_init_wrapper` builds it again. Upstream the first one goes when Python's collector gets to it, which
-            # may be before the peak or never: it is kept, so that the figure is the same each time and not too low.
-            _FIRST_ONES.append(self.transformer_layer)
+            # `mtp_layer_init_wrapper` builds it again, and the first one goes when the second one is there.
+            first = self.transformer_layer
             self.transformer_layer = build_module(layer, config=config)
+            _keep_experts(first)
 
     def forward(self, embedded: Any, hidden_states: Any, attention_mask: Any, rotary_pos_emb: Any) -> Any:
         config = self.config
@@ -67,6 +70,19 @@ class PredictionLayer(MegatronModule):  # type: ignore[misc]
         return hidden_states
 
 
+def _keep_experts(layer: Any) -> None:
+    """Grouped experts refer to themselves (`activation_func_with_probs` in MindSpeed's moe_feature/gmm/experts.py).
+
+    So those of a layer that is dropped go when Python's collector gets to them, which may be before the peak or never: they are
+    kept, so that the figure is the same each time and not too low.
+    """
+    experts = getattr(layer.mlp, "experts", None)
+    if isinstance(experts, GroupedMLP):
+        _DROPPED_EXPERTS.append(experts)
+    for module in (layer.mlp, layer):
+        module._modules.clear()
+
+
 def block_spec(settings: Settings, norm: ModuleSpec, layer: ModuleSpec) -> ModuleSpec:
     """The block that megatron-core's model builds on the last stage."""
     one = ModuleSpec(module=PredictionLayer, params={"norm": norm, "layer": layer})
@@ -83,6 +99,7 @@ def add_norms(block: Any, norm: ModuleSpec) -> None:
 
 def predict(model: Any, batch: tuple[Any, Any, Any, Any], hidden_states: Any, mask: Any, rotary: Any, weight: Any) -> Any:
     """The hidden states of the model, with the losses of all depths attached (`mtp_block_forward`)."""
+    # `mtp_block_forward`: https://gitcode.com/Ascend/MindSpeed-LLM/blob/v2.2.0/mindspeed_llm/core/transformer/multi_token_prediction.py#L184
     tokens, position_ids, labels, loss_mask = batch
     settings, block = model.settings, model.mtp
     attached = hidden_states
@@ -113,6 +130,7 @@ def predict(model: Any, batch: tuple[Any, Any, Any, Any], hidden_states: Any, ma
 
 def largest_logits(logits: Any) -> tuple[Any, Any]:
     """`VocabParallelCrossEntropy.calculate_logits_max` with `--mtp-mem-efficient-logits`: 16 bits go when 32 are there."""
+    # `calculate_logits_max`: https://github.com/NVIDIA/Megatron-LM/blob/core_v0.12.1/megatron/core/tensor_parallel/cross_entropy.py#L23
     wide = logits.float()
     if logits.dtype != torch.float32:
         logits.untyped_storage().resize_(0)

@@ -22,18 +22,20 @@ from mindspeed_dryrun.rank.trainer.grouped import exchange, weights_gradient_in_
 class OverlappedLayer(ExtendedLayer):
     """Experts of one rank; with tensor parallelism only where it extends expert parallelism."""
 
+    # `MoELayerOverlapAllToAllSeq`: https://gitcode.com/Ascend/MindSpeed/blob/v2.2.0_core_r0.12.1/mindspeed/core/transformer/moe/moe_feature/overlap/moe_layer_overlap_all2allseq.py#L26
+
     def forward(self, hidden_states: Any) -> tuple[Any, Any]:
         return _Layer.apply(hidden_states, self), None
 
 
-class _Handover:
+class Handover:
     """What the layer's backward pass gives the experts', and takes from it."""
 
     needed: tuple[Any, ...] = ()
     gradients: tuple[Any, Any] | None = None
 
 
-def _leaf(x: Any) -> Any:
+def leaf(x: Any) -> Any:
     """The start of a graph of its own (`detach_tensor` in moe_common.py)."""
     if x.requires_grad and x.grad_fn is None:
         return x
@@ -42,12 +44,14 @@ def _leaf(x: Any) -> Any:
     return x
 
 
-def _free(*tensors: Any) -> None:
+def free(*tensors: Any) -> None:
+    """Gives back the memory of tensors that something still refers to."""
     for tensor in tensors:
         tensor.untyped_storage().resize_(0)
 
 
-def _backward(output: Any, gradient: Any) -> None:
+def run_backward(output: Any, gradient: Any) -> None:
+    """The backward pass of one step's graph."""
     if gradient is not None and output.grad_fn is not None:
         output.backward(gradient)
 
@@ -57,15 +61,18 @@ class _Layer(torch.autograd.Function):  # type: ignore[misc]
     def forward(ctx: Any, hidden_states: Any, layer: Any) -> Any:
         hidden_states = hidden_states.detach()
         hidden_states.requires_grad = True
-        dispatcher, handover = layer.token_dispatcher, _Handover()
+        dispatcher, handover = layer.token_dispatcher, Handover()
         with torch.enable_grad():
             scores_graph, routing_map = layer.router(hidden_states)
-        scores = _leaf(scores_graph)
+        scores = leaf(scores_graph)
         shape = hidden_states.shape
+        # The dispatcher keeps these two until the next forward pass of its layer brings others.
+        dispatcher.routing_map = routing_map
         with torch.enable_grad():
             counts = dispatcher.preprocess(routing_map)
             rows = hidden_states.view(-1, shape[-1])
             sent, sent_scores, mapping = permute(rows, routing_map, probs=scores, num_out_tokens=dispatcher.num_out_tokens)
+        dispatcher.reversed_local_input_permutation_mapping = mapping
         group = parallel_state.get_expert_tensor_and_model_parallel_group()
         splits = dispatcher.output_splits, dispatcher.input_splits
         received, received_scores = (exchange(group, x, *splits) for x in (sent, sent_scores))
@@ -73,29 +80,31 @@ class _Layer(torch.autograd.Function):  # type: ignore[misc]
         if layer.shared_experts is not None:
             with torch.enable_grad():
                 shared = layer.shared_experts(hidden_states)
-        _free(sent_scores, sent)
-        received, received_scores = _leaf(received), _leaf(received_scores)
+        free(sent)
+        received, received_scores = leaf(received), leaf(received_scores)
         with torch.enable_grad():
-            tokens, token_scores = _sorted(dispatcher, received, received_scores)
-        _free(received, received_scores)
-        tokens_leaf, scores_leaf = _leaf(tokens), _leaf(token_scores)
+            tokens = _sorted(dispatcher, received)
+            free(sent_scores)  # the exchange of the scores is waited for only now
+            token_scores = _sorted(dispatcher, received_scores)
+        free(received, received_scores)
+        tokens_leaf, scores_leaf = leaf(tokens), leaf(token_scores)
         with torch.enable_grad():
             outcome, _ = layer.experts(tokens_leaf, counts, scores_leaf, handover)
-        outcome_leaf = _leaf(outcome)
+        outcome_leaf = leaf(outcome)
         with torch.enable_grad():
             ordered = _restored(dispatcher, outcome_leaf)
-        _free(outcome_leaf)
+        free(outcome_leaf)
         returned = exchange(group, ordered, *reversed(splits))
-        _free(ordered)
-        returned_leaf = _leaf(returned)
+        free(ordered)
+        returned_leaf = leaf(returned)
         with torch.enable_grad():
             output = unpermute(returned_leaf, mapping, restore_shape=rows.shape, routing_map=routing_map).view(shape)
-        _free(returned_leaf, returned)
+        free(returned_leaf, returned)
         if shared is None:
             total = output.detach()
         else:
             total = output + shared
-            _free(output, shared)
+            free(output, shared)
         ctx.handover, ctx.splits, ctx.group = handover, splits, group
         ctx.save_for_backward(
             scores_graph, scores, sent, sent_scores, received, tokens, received_scores, token_scores, outcome, outcome_leaf,
@@ -109,30 +118,30 @@ class _Layer(torch.autograd.Function):  # type: ignore[misc]
             scores_graph, scores, sent, sent_scores, received, tokens, received_scores, token_scores, outcome, outcome_leaf,
             ordered, returned_leaf, output, hidden_states, shared,
         ) = ctx.saved_tensors  # fmt: skip
-        ctx.handover.needed = (ctx.group, ctx.splits, scores, received, tokens, received_scores, token_scores)
+        ctx.handover.needed = (ctx.group, ctx.splits, (scores,), received, tokens, received_scores, token_scores)
         output.backward(gradient)
-        _free(output)
+        free(output)
         sent_back = exchange(ctx.group, returned_leaf.grad, *ctx.splits)
         if shared is not None:
             shared.backward(gradient)
-        _free(returned_leaf.grad)
-        _backward(ordered, sent_back)
-        _free(sent_back)
-        _backward(outcome, outcome_leaf.grad)
-        _free(outcome_leaf.grad)
+        free(returned_leaf.grad)
+        run_backward(ordered, sent_back)
+        free(sent_back)
+        run_backward(outcome, outcome_leaf.grad)
+        free(outcome_leaf.grad)
         gradients = ctx.handover.gradients
         ctx.handover.gradients = None
         torch.autograd.backward([sent, sent_scores], grad_tensors=list(gradients))
-        _free(*gradients)
+        free(*gradients)
         scores_graph.backward(scores.grad)
         return hidden_states.grad, None
 
 
-def _sorted(dispatcher: Any, tokens: Any, scores: Any) -> tuple[Any, Any]:
+def _sorted(dispatcher: Any, x: Any) -> Any:
     if dispatcher.num_local_experts == 1:
-        return tokens.clone(), scores.clone()
+        return x.clone()
     sizes = dispatcher.num_global_tokens_per_local_expert_cpu.ravel()
-    return sort_chunks_by_idxs(tokens, sizes, dispatcher.sort_input_by_local_experts, probs=scores)  # type: ignore[no-any-return]
+    return sort_chunks_by_idxs(x, sizes, dispatcher.sort_input_by_local_experts)[0]
 
 
 def _restored(dispatcher: Any, tokens: Any) -> Any:
@@ -145,10 +154,12 @@ def _restored(dispatcher: Any, tokens: Any) -> Any:
 class Products(torch.autograd.Function):  # type: ignore[misc]
     """Both products of the experts; the backward pass starts the exchanges of the layer's."""
 
+    # `GroupedMlpWithCompAndCommOverlapAll2AllSeq`: https://gitcode.com/Ascend/MindSpeed/blob/v2.2.0_core_r0.12.1/mindspeed/core/transformer/moe/moe_feature/overlap/grouped_mlp_with_comp_and_comm_overlap_all2allseq.py#L20
+
     @staticmethod
     def forward(ctx: Any, tokens: Any, first: Any, second: Any, how: Any, scores: Any) -> Any:
-        hidden = _leaf(math_func.gmm([tokens], [first], [], how.groups, 0, 0)[0])
-        scores = _leaf(scores)
+        hidden = leaf(math_func.gmm([tokens], [first], [], how.groups, 0, 0)[0])
+        scores = leaf(scores)
         with torch.enable_grad():
             unscaled = how.activation(hidden)
             activated = (unscaled * scores.unsqueeze(-1)).to(hidden.dtype)
@@ -163,23 +174,23 @@ class Products(torch.autograd.Function):  # type: ignore[misc]
     def backward(ctx: Any, gradient: Any) -> tuple[Any, ...]:
         tokens, scores, hidden, activated, first, second, _kept = ctx.saved_tensors
         how = ctx.how
-        group, splits, layer_scores, received, tokens_graph, received_scores, scores_graph = how.handover.needed
+        group, splits, spent, received, tokens_graph, received_scores, scores_graph = how.handover.needed
         how.handover.needed = ()
         back = math_func.gmm([gradient], [second.permute(0, 2, 1)], [], how.groups, 0, 0)[0]
         second_gradient = how.weights_gradient(1, activated, gradient, second)
-        _free(gradient, activated)
+        free(gradient, activated)
         activated.backward(back)
-        _free(scores, back, hidden)
+        free(scores, back, hidden)
         tokens_gradient = math_func.gmm([hidden.grad], [first.permute(0, 2, 1)], [], how.groups, 0, 0)[0]
-        _free(layer_scores)
-        _backward(scores_graph, scores.grad)
+        free(*spent)
+        run_backward(scores_graph, scores.grad)
         scores_back = exchange(group, received_scores.grad, *reversed(splits))
-        _backward(tokens_graph, tokens_gradient)
-        _free(tokens_gradient)
+        run_backward(tokens_graph, tokens_gradient)
+        free(tokens_gradient)
         tokens_back = exchange(group, received.grad, *reversed(splits))
         how.handover.gradients = (tokens_back, scores_back)
         first_gradient = how.weights_gradient(0, tokens, hidden.grad, first)
-        _free(hidden.grad)
+        free(hidden.grad)
         return tokens_gradient, first_gradient, second_gradient, None, None
 
 

@@ -3,6 +3,7 @@
 Upstream: mindspeed_llm/tasks/posttrain/dpo/dpo_model.py and dpo_trainer.py. A microbatch holds the chosen and the rejected
 answers twice: the first half of its rows is for the trained model, the second for the frozen one.
 """
+# `DPOModel`: https://gitcode.com/Ascend/MindSpeed-LLM/blob/v2.2.0/mindspeed_llm/tasks/posttrain/dpo/dpo_model.py#L46
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from mindspeed_dryrun.megatron.settings import Settings
 from mindspeed_dryrun.rank.trainer.tuning import IGNORED
 
 
-class Pair:
+class Policies:
     """Both models behind one forward pass. The schedule sees the trained one only."""
 
     def __init__(self, trained: list[Any], frozen: list[Any]) -> None:

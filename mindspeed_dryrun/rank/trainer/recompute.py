@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import types
 from typing import Any
 
@@ -16,6 +17,9 @@ from mindspeed_dryrun.megatron.settings import Settings
 
 def prepare(block: Any, settings: Settings) -> None:
     """Gives the layers of a block the forward pass that the flags ask for."""
+    if settings.swap_attention:
+        _recompute_mlps(block, settings)
+        return
     if settings.recompute_method == "block":
         block._checkpointed_forward = types.MethodType(_checkpoint_some_layers, block)
         block.recompute_settings = settings
@@ -34,6 +38,7 @@ def prepare(block: Any, settings: Settings) -> None:
 
 def _place(settings: Settings, number: int) -> int:
     """Where a layer stands in the queue for recomputation: chunks take turns if the count is per pipeline stage."""
+    # `should_recompute`: https://gitcode.com/Ascend/MindSpeed/blob/v2.2.0_core_r0.12.1/mindspeed/core/memory/recompute/recompute_common.py#L108
     chunk, chunks = parallel_state.get_virtual_pipeline_model_parallel_rank(), settings.virtual_stages
     if chunk is None or chunks is None or not settings.enable_recompute_layers_per_pp_rank:
         chunk, chunks = 0, 1
@@ -52,6 +57,7 @@ def _checkpoint_some_layers(
     block: Any, hidden_states: Any, attention_mask: Any, context: Any, context_mask: Any, rotary_pos_emb: Any, **_: Any
 ) -> Any:
     """`--recompute-method block`: the first layers keep their input only, the others everything."""
+    # `_block_method_checkpointed_forward_func`: https://gitcode.com/Ascend/MindSpeed-LLM/blob/v2.2.0/mindspeed_llm/core/transformer/transformer_block.py#L336
     settings = block.recompute_settings
 
     def run(number: int) -> Any:
@@ -69,6 +75,49 @@ def _checkpoint_some_layers(
             hidden_states, context = tensor_parallel.checkpoint(run(number), distribute, *inputs)
         else:
             hidden_states, context = run(number)(*inputs)
+    return hidden_states
+
+
+def _recompute_mlps(block: Any, settings: Settings) -> None:
+    """`--swap-attention`: where layers would be recomputed, only their MLPs are; no other activation is recomputed or moved.
+
+    MindSpeed's hooks for tensors that are saved (core/memory/swap_attention/prefetch.py) are never called on MSAdapter, whose
+    `saved_tensors_hooks` does nothing.
+    """
+    block._checkpointed_forward = types.MethodType(_run_all_layers, block)
+    for layer in block.layers[: _recomputed_mlps(settings)]:
+        if isinstance(layer, TransformerLayer):
+            mlp = getattr(layer.mlp, "module", layer.mlp)
+            mlp.forward = functools.partial(tensor_parallel.checkpoint, mlp.forward, None)
+
+
+def _recomputed_mlps(settings: Settings) -> int:
+    """How many layers of this chunk, from its first on (`AdaptiveRecomputeSwap.solve_prefetch_policy`)."""
+    if "mlp" in (settings.swap_modules or ""):  # swapped instead, which is to say kept
+        return 0
+    chunk, chunks = parallel_state.get_virtual_pipeline_model_parallel_rank() or 0, settings.virtual_stages or 1
+    layers = settings.num_layers // settings.pipeline_model_parallel_size
+    count = settings.recompute_num_layers or 0
+    if settings.recompute_method == "uniform":
+        count = layers
+    elif not settings.enable_recompute_layers_per_pp_rank:
+        count *= chunks
+    count = min(count, layers)
+    here = len(range(chunk, count, chunks))
+    last = chunks > 1 and chunk == chunks - 1 and parallel_state.is_pipeline_last_stage(ignore_virtual=True)
+    if settings.reduce_recompute_for_last_chunk and last and (count <= chunks or here == layers // chunks):
+        here -= 1
+    return max(here, 0)
+
+
+def _run_all_layers(
+    block: Any, hidden_states: Any, attention_mask: Any, context: Any, context_mask: Any, rotary_pos_emb: Any, **_: Any
+) -> Any:
+    for layer in block.layers:
+        hidden_states, context = layer(
+            hidden_states=hidden_states, attention_mask=attention_mask, context=context, context_mask=context_mask,
+            rotary_pos_emb=rotary_pos_emb,
+        )  # fmt: skip
     return hidden_states
 
 
@@ -93,6 +142,8 @@ class _Recomputed(torch.autograd.Function):  # type: ignore[misc]
 
 class WithoutOutput:
     """Recomputation of a function whose output is needed by the operator after it: freed, and restored in time."""
+
+    # `CheckpointWithoutOutput`: https://gitcode.com/Ascend/MindSpeed/blob/v2.2.0_core_r0.12.1/mindspeed/core/memory/recompute/recompute_common.py#L31
 
     def __init__(self) -> None:
         self.function: Any = None
@@ -121,6 +172,7 @@ class WithoutOutput:
 
 def _mlp_without_activation(mlp: Any, hidden_states: Any, per_token_scale: Any = None) -> tuple[Any, Any]:
     """`--recompute-activation-function`: the output of the activation is not kept."""
+    # `should_recompute_activation`: https://gitcode.com/Ascend/MindSpeed-LLM/blob/v2.2.0/mindspeed_llm/core/transformer/mlp.py#L32
     from megatron.core.transformer import mlp as megatron_mlp
 
     intermediate, bias = mlp.linear_fc1(hidden_states)
@@ -149,6 +201,7 @@ def _mlp_without_activation(mlp: Any, hidden_states: Any, per_token_scale: Any =
 
 def _layer_without_norms(layer: Any, hidden_states: Any, attention_mask: Any = None, **kwargs: Any) -> tuple[Any, Any]:
     """`--recompute-norm`: the outputs of a layer's two norms are not kept."""
+    # `norm_recompute_forward_impl`: https://gitcode.com/Ascend/MindSpeed/blob/v2.2.0_core_r0.12.1/mindspeed/core/memory/recompute/norm/norm_recompute_forward.py#L13
     residual = hidden_states
     before_attention = WithoutOutput()
     normed = before_attention.run(layer.input_layernorm, hidden_states)

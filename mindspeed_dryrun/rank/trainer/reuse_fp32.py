@@ -22,6 +22,7 @@ BLOCK = 4096 * 4096
 
 def pad_to_even() -> None:
     """Buffers and buckets begin and end at even multiples, so that two 16-bit halves make whole 32-bit numbers."""
+    # `_pad_start_of_param_if_needed`: https://github.com/NVIDIA/Megatron-LM/blob/core_v0.12.1/megatron/core/distributed/param_and_grad_buffer.py#L521
 
     def even_ceil(x: float) -> int:
         return math.ceil(math.ceil(x) / 2) * 2
@@ -31,6 +32,7 @@ def pad_to_even() -> None:
 
 def share(optimizer: Any) -> None:
     """Rearranges a fresh distributed optimizer, and makes its steps convert there and back."""
+    # `reuse_fp32_param_distrib_optimizer_init_wrapper`: https://gitcode.com/Ascend/MindSpeed/blob/v2.2.0_core_r0.12.1/mindspeed/core/memory/reuse_param/adaptor.py#L93
     size = dist.get_world_size(optimizer.data_parallel_group)
     rank = dist.get_rank(optimizer.data_parallel_group)
     residuals = _share_alone(optimizer) if size == 1 else _share_split(optimizer, size, rank)

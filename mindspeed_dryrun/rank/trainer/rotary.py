@@ -14,6 +14,8 @@ from mindspeed_dryrun.megatron.settings import Settings
 class Rotary(torch.nn.Module):  # type: ignore[misc]
     """The angles of the rotary embedding, made anew in every forward pass."""
 
+    # `rotary_embedding_forward`: https://gitcode.com/Ascend/MindSpeed-LLM/blob/v2.2.0/mindspeed_llm/core/models/common/embeddings/rotary_pos_embedding.py#L87
+
     def __init__(self, settings: Settings, seq_slice: Callable[[Any], Any]) -> None:
         super().__init__()
         self.settings = settings
@@ -54,6 +56,7 @@ def rotate_half(x: Any) -> Any:
 
 def rotary_function(settings: Settings) -> Callable[..., Any]:
     """`apply_rotary_pos_emb` as the attention of megatron-core calls it."""
+    # `apply_rotary_pos_emb_bshd`: https://gitcode.com/Ascend/MindSpeed-LLM/blob/v2.2.0/mindspeed_llm/core/models/common/embeddings/rotary_pos_embedding.py#L206
 
     def apply(t: Any, freqs: Any, config: Any, cu_seqlens: Any = None, mscale: float = 1.0) -> Any:
         if settings.use_glm_rope:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from megatron.core import parallel_state
 from megatron.core.tensor_parallel import gather_from_sequence_parallel_region, mappings
 from megatron.core.transformer.moe.moe_utils import (
@@ -18,12 +19,22 @@ from megatron.core.transformer.moe.moe_utils import (
 from megatron.core.transformer.moe.router import TopKRouter
 
 from mindspeed_dryrun.megatron.settings import Settings
-from mindspeed_dryrun.rank.trainer import group_limited
+from mindspeed_dryrun.rank.trainer import group_limited, releases
 
 
 def install(settings: Settings) -> None:
     """Gives megatron-core's router MindSpeed-LLM's choice of experts."""
+    # `topk_router_routing`: https://gitcode.com/Ascend/MindSpeed-LLM/blob/v2.2.0/mindspeed_llm/core/transformer/moe/router.py#L455
     TopKRouter.routing = routing_function(settings)
+    if releases.since("2.3.0"):
+        TopKRouter.gating = _gating_with_a_copy
+
+
+def _gating_with_a_copy(router: Any, x: Any) -> Any:
+    """`TopKRouter.gating` from 2.3.0 on: what is kept for the gradient is a copy of the weight
+    (MindSpeed-LLM, mindspore/core/transformer/moe/router.py)."""
+    dtype = torch.float32 if router.config.moe_router_dtype == "fp32" else x.dtype
+    return F.linear(x.to(dtype), router.weight.clone().to(dtype))
 
 
 def routing_function(settings: Settings) -> Callable[..., tuple[Any, Any]]:
@@ -71,6 +82,7 @@ def _softmax_then_choose(settings: Settings, logits: Any) -> tuple[Any, Any]:
 
 def _choose_with_loss(router: Any, logits: Any) -> tuple[Any, Any]:
     """`pai_megatron_aux_loss`: probabilities first, and Megatron's balance loss (tasks/models/common/pai_megatron.py)."""
+    # `pai_megatron_aux_loss`: https://gitcode.com/Ascend/MindSpeed-LLM/blob/v2.2.0/mindspeed_llm/tasks/models/common/pai_megatron.py#L22
     scores, chosen, tokens_per_expert = topk_softmax_with_capacity(logits, router.topk, use_pre_softmax=True)
     if router.training and torch.is_grad_enabled():
         probabilities = torch.softmax(logits, dim=-1, dtype=torch.float32)

@@ -58,6 +58,7 @@ class TuningData:
 
     def _broadcast(self, names: list[str]) -> dict[str, Any]:
         """What a tensor group sends itself: one tensor, and its parts as views (Megatron's `broadcast_data`)."""
+        # `broadcast_data`: https://github.com/NVIDIA/Megatron-LM/blob/core_v0.12.1/megatron/core/tensor_parallel/data.py#L68
         together = torch.cat([self._zeros().view(-1) for _ in names], dim=0)
         shape = self.shape
         length = shape[0] * shape[1]
@@ -72,6 +73,7 @@ class TuningData:
 
 def attention_mask(rows: Any) -> Any:
     """Of [batch, sequence] ones where there are tokens: what each token may not look at."""
+    # `get_tune_attention_mask`: https://gitcode.com/Ascend/MindSpeed-LLM/blob/v2.2.0/mindspeed_llm/training/utils.py#L184
     batch, length = rows.size()
     mask = torch.ones((batch, length, length), device=rows.device, dtype=torch.bool).tril_().view(batch, 1, length, length)
     mask = mask.masked_fill_(rows.bool().bitwise_not_().view(-1, 1, 1, length), value=0)
@@ -81,6 +83,7 @@ def attention_mask(rows: Any) -> Any:
 
 def loss(settings: Settings, loss_mask: Any, output: Any) -> tuple[Any, dict[str, Any]]:
     """The mean over the tokens of the answers."""
+    # `loss_func`: https://gitcode.com/Ascend/MindSpeed-LLM/blob/v2.2.0/mindspeed_llm/tasks/posttrain/sft/sft_trainer.py#L116
     losses = output.float()
     loss_mask = loss_mask[..., 1:].view(-1).float()
     if settings.context_parallel_size > 1:
