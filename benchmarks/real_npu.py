@@ -14,6 +14,7 @@ import argparse
 import csv
 import dataclasses
 import json
+import os
 import re
 import shutil
 from collections.abc import Iterable, Sequence
@@ -23,16 +24,12 @@ from pathlib import Path
 
 from mindspeed_dryrun.errors import DryRunError
 from mindspeed_dryrun.launch.run import Execution, dry_run_job, read_job
+from mindspeed_dryrun.launch.trainers import CORE_MS
 from mindspeed_dryrun.record.run_spec import RunSpec
 from mindspeed_dryrun.record.store import rank_folder
 
 # Megatron's own line (megatron/training/utils.py, report_memory): what upstream's CI reads on the real NPU, too.
 _LINE = re.compile(r"\(after 1 iterations\) memory \(MB\) \| allocated: ([\d.]+) \| max allocated: ([\d.]+)")
-# The size of a vocabulary is in the tokenizer, which is not here: what the public model's config.json says, by the job's name.
-# https://huggingface.co/meta-llama/Meta-Llama-3-8B/blob/main/config.json
-# https://huggingface.co/nvidia/mamba2-8b-3t-4k, whose SentencePiece model has 256k tokens; the 2.7B jobs use the 8B's
-# (MindSpeed-LLM 2.2.0, examples/mcore/mamba2/data_convert_mamba_pretrain.sh:7)
-VOCABULARIES = {"llama3": 128256, "mamba2": 256000}
 # Where a script does not pad its samples, their length is the data set's. An estimate for Alpaca, by a card of a copy of it: 47764738 bytes in 52002 samples, in
 # which a text stands twice, once in a template of about 190 characters; so 364 bytes, at four a token 91 tokens.
 # https://huggingface.co/datasets/disham993/alpaca-train-validation-test-split; the original's file is the second name below.
@@ -108,27 +105,46 @@ def read_jobs(file: Path) -> list[RealJob]:
     return jobs
 
 
-def find_script(job: RealJob, stacks: Path) -> tuple[str, Path] | None:
-    """The newest branch that is there and has the script; upstream moves its tests, so it is looked for by name as well."""
+def find_scripts(job: RealJob, stacks: Path) -> list[tuple[str, Path]]:
+    """The branches that are here and have the script, newest first; upstream moves its tests, so it is looked for by name as well."""
+    places = []
     for branch in reversed(job.branches):
         tests = stacks / branch / "MindSpeed-LLM" / "tests"
         named = tests.parent / job.script if job.script else None
         found = [named] if named and named.is_file() else sorted(tests.rglob(f"{job.name}.sh"))
-        if found:
-            return branch, found[0]
-    return None
+        places += [(branch, found[0])] if found else []
+    return places
 
 
 def run_job(job: RealJob, stacks: Path, records: Path, execution: Execution) -> list[RealRank]:
-    """Every real rank with the figures of the simulated rank that stands for it."""
-    place = find_script(job, stacks)
-    if place is None:
-        return [dataclasses.replace(rank, error="its script is in no branch that is here") for rank in job.ranks]
-    branch, script = place
-    out = records / job.key
+    """Every real rank with the figures of the simulated rank that stands for it, on the newest branch that runs."""
+    places = find_scripts(job, stacks)
+    if not places:
+        return [
+            dataclasses.replace(rank, error=f"no branch that is here has its script ({_absent(job, stacks)})")
+            for rank in job.ranks
+        ]
+    first: list[RealRank] = []
+    for branch, script in places:
+        ranks = _run_on(job, branch, script, stacks, records, execution)
+        first = first or ranks
+        if any(rank.allocated is not None for rank in ranks):
+            return ranks
+    return first
+
+
+def _absent(job: RealJob, stacks: Path) -> str:
+    here = [branch for branch in job.branches if (stacks / branch).is_dir()]
+    missing = [branch for branch in job.branches if branch not in here]
+    return "; ".join(f"{what} {', '.join(names)}" for what, names in (("looked in", here), ("not set up:", missing)) if names)
+
+
+def _run_on(job: RealJob, branch: str, script: Path, stacks: Path, records: Path, execution: Execution) -> list[RealRank]:
+    os.environ[CORE_MS] = str(stacks / branch)  # its siblings and its Python packages
+    out = records / f"{job.name}@{branch}"
     shutil.rmtree(out, ignore_errors=True)  # of an earlier start, perhaps of other code; finished ranks are in the cache
     try:
-        spec = RunSpec(trainer="script", overrides=_vocabulary(job.name), sample_length=_sample_length(script))
+        spec = RunSpec(trainer="script", sample_length=_sample_length(script))
         report = dry_run_job(read_job(script, spec), out, spec, execution)
     except DryRunError as error:
         return [dataclasses.replace(rank, branch=branch, error=str(error)) for rank in job.ranks]
@@ -147,11 +163,6 @@ def run_job(job: RealJob, stacks: Path, records: Path, execution: Execution) -> 
             continue
         result.append(dataclasses.replace(real, branch=branch, allocated=float(line[1]), maximum=float(line[2])))
     return result
-
-
-def _vocabulary(name: str) -> tuple[str, ...]:
-    size = next((size for model, size in VOCABULARIES.items() if model in name), None)
-    return ("--padded-vocab-size", str(size)) if size else ()
 
 
 def _sample_length(script: Path) -> int:
@@ -194,15 +205,12 @@ def markdown(ranks: Iterable[RealRank], versions: str, why: str = "") -> str:
         "",
         "Real: the baselines of upstream's own CI (Ascend/MindSpeed-LLM, `tests/**/baseline*/*.json`), read on Ascend NPUs after the",
         "first iteration; the card and the versions of torch_npu and CANN are not stated, and some baselines are older than the",
-        f"branch they stand in. Ours: the same script, {versions}, no NPU, no CANN. Two things are told that",
-        "CI's files would tell, and nothing else: the size of a vocabulary that is only in a tokenizer (`-- --padded-vocab-size N`: "
-        + ", ".join(f"{name} {size}" for name, size in VOCABULARIES.items())
-        + ")",
-        f"and the length of Alpaca's samples where a script does not pad them (`--sample-length {ALPACA_TOKENS}`, an estimate of the",
-        "mean from its size in bytes; the jobs are marked with *). The longest sample of a batch decides the maximum: there ours may be below.",
+        f"branch they stand in. Ours: the same script, {versions}, no NPU, no CANN. One thing is told that",
+        f"CI's files would tell: the length of Alpaca's samples where a script does not pad them (`--sample-length {ALPACA_TOKENS}`, an estimate of",
+        "the mean from its size in bytes; the jobs are marked with *). The longest sample of a batch decides the maximum: there ours may be below.",
         "The estimate was made after 64 and 128 tokens had been tried against these baselines, so the marked rows are not a blind test.",
-        "Figures are megabytes (2^20 bytes) of torch_npu's allocator. Adam's states come after the first iteration: these are not the",
-        "peaks of a run. Made by `benchmarks/real_npu.py`.",
+        "Figures are megabytes (2^20 bytes) of torch_npu's allocator. Adam's states are made at the end of the first iteration: these maxima",
+        "are not the peaks of a run. Made by `benchmarks/real_npu.py`.",
         "",
         f"- Baselines made for 26.x: {summary([rank for rank in ordered if rank.current])}",
         f"- Of these, without the marked jobs: {summary([rank for rank in ordered if rank.current and not rank.samples_told])}",
@@ -276,9 +284,10 @@ def margin(ranks: Sequence[RealRank]) -> dict[str, float]:
 def _all(jobs: Iterable[RealJob], done: dict[str, list[dict[str, object]]], stacks: Path) -> list[RealRank]:
     result = []
     for job in jobs:
-        rows, place = done.get(job.key), find_script(job, stacks)
+        rows, places = done.get(job.key), find_scripts(job, stacks)
         if rows:
-            known = {"current": job.ranks[0].current, "samples_told": bool(place and _sample_length(place[1]))}
+            script = dict(places).get(str(rows[0]["branch"]))
+            known = {"current": job.ranks[0].current, "samples_told": bool(script and _sample_length(script))}
             made = [RealRank(**{**row, **known}) for row in rows]  # type: ignore[arg-type]
             result += [dataclasses.replace(rank, error=_plain(rank.error, stacks)) for rank in made]
         else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from real_npu import WHY, RealRank, find_script, kept, margin, markdown, read_jobs
+from real_npu import WHY, RealRank, find_scripts, kept, margin, markdown, read_jobs
 
 from mindspeed_dryrun.engines.torch_npu.margin import margin_sentence
 
@@ -22,11 +22,11 @@ def test_jobs_and_the_newest_branch_that_has_the_script(tmp_path: Path) -> None:
     )
     (job,) = read_jobs(file)
     assert [item.rank for item in job.ranks] == [0, 1] and not job.ranks[0].current  # kept since 2.2.0
-    assert find_script(job, tmp_path) is None
+    assert find_scripts(job, tmp_path) == []
     moved = tmp_path / "26.0.0" / "MindSpeed-LLM" / "tests" / "legacy" / "qwen.sh"
     moved.parent.mkdir(parents=True)
     moved.touch()
-    assert find_script(job, tmp_path) == ("26.0.0", moved)
+    assert find_scripts(job, tmp_path) == [("26.0.0", moved)]
 
 
 def test_the_table_has_every_rank_and_the_margin_only_those_that_ran() -> None:

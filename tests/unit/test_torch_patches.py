@@ -10,7 +10,7 @@ import pytest
 
 from mindspeed_dryrun.errors import DryRunError
 from mindspeed_dryrun.launch import patch_catalogue
-from mindspeed_dryrun.rank.handlers import moe
+from mindspeed_dryrun.rank.handlers import moe, training
 from mindspeed_dryrun.rank.handlers.tensor_methods import owner_of, replaced_method
 from mindspeed_dryrun.rank.torch_npu import atb
 from mindspeed_dryrun.rank.torch_npu import rank as torch_rank
@@ -70,3 +70,15 @@ def test_counts_of_tokens_that_are_compared_on_the_device_agree(monkeypatch: pyt
         module.check([0])
     torch_rank._agree_on_tokens()
     module.check([0])
+
+
+def test_gradients_are_clipped_where_their_norm_reads_as_zero() -> None:
+    seen = []
+
+    def clip(parameters: object, max_norm: float, total_norm: float, use_decoupled_grad: bool = False) -> None:
+        seen.append(max_norm / (total_norm + 1.0e-6))
+
+    training.clipped(clip)([], 1.0, 0.0)
+    training.clipped(clip)([], max_norm=0.5, total_norm=0.0, use_decoupled_grad=True)
+    training.clipped(clip)([], 1.0, 8.0)
+    assert [round(value, 3) for value in seen] == [0.5, 0.5, 0.125]

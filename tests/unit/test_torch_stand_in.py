@@ -80,6 +80,20 @@ shape, number = ctypes.POINTER(ctypes.c_int64)(), ctypes.c_uint64()
 assert cann.aclGetViewShape(ctypes.c_void_p(tensor), ctypes.byref(shape), ctypes.byref(number)) == 0 and shape[:number.value] == [3, 5]
 cann.aclDestroyTensor(ctypes.c_void_p(tensor))
 assert answers.described(tensor) is None
+pinned, whole = ctypes.c_void_p(), ctypes.c_size_t(8 << 30)
+used = lambda: int(open("/proc/self/statm").read().split()[1]) << 12
+assert cann.aclrtMallocHost(ctypes.byref(pinned), whole) == 0
+ctypes.memset(pinned.value, 7, 32 << 20)
+before = used()
+cann.aclrtMemcpy(ctypes.c_void_p(pinned.value + 5), whole, pointer, ctypes.c_size_t((8 << 30) - 10), 2)
+assert used() < before - (24 << 20)  # the copied zeros take no memory
+assert ctypes.string_at(pinned.value, 8) == bytes([7] * 5 + [0] * 3)
+assert ctypes.string_at(pinned.value + (16 << 20), 64) == bytes(64)
+inside = ctypes.c_void_p(pinned.value + (1 << 20))
+cann.aclrtMemcpy(inside, whole, host, ctypes.c_size_t(16), 0)  # from host to host: as it is
+assert ctypes.string_at(inside.value, 16) == host.raw
+assert cann.aclrtFreeHost(pinned) == 0
+assert cann.aclrtMallocHost(ctypes.byref(pinned), ctypes.c_size_t(100)) == 0 and cann.aclrtFreeHost(pinned) == 0
 print("done")
 """
 
@@ -131,3 +145,13 @@ def test_every_undefined_symbol_of_the_wheel_is_there(package: Path, tmp_path: P
     assert asked and asked <= defined
     assert {"aclnnMatmulGetWorkspaceSize", "aclnnMatmul"} <= defined
     assert set(find_torch_npu_lacks(package).symbols) <= defined
+
+
+@pytest.mark.slow
+def test_the_release_that_most_users_have_finds_all_it_asks_for() -> None:
+    """torch_npu 2.7.1 from its wheel, which is downloaded (25 MB); torch is not needed."""
+    command = [sys.executable, str(ROOT / "benchmarks" / "torch_npu_versions.py"), "2.7.1"]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False)
+    if "CalledProcessError" in done.stderr:
+        pytest.skip("the wheel of torch_npu 2.7.1 cannot be downloaded here")
+    assert done.returncode == 0 and "| 2.7.1 |" in done.stdout and "| none |" in done.stdout, done.stdout + done.stderr

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from mindspeed_dryrun.rank.torch_npu import inner_tensors, objects
+from mindspeed_dryrun.rank.torch_npu import gradients, inner_tensors, objects, products
 from mindspeed_dryrun.rank.torch_npu.objects import BFLOAT16, FLOAT32, INT64, TensorOnDevice
 
 MB = 2**20
@@ -58,3 +58,85 @@ def test_a_copy_with_a_cast_needs_the_strided_source_in_one_piece() -> None:
     strided = tensor(512, 1024, dtype=FLOAT32, strides=(2048, 1))
     assert inner_tensors.inplace_copy(strided, source) == 3 * MB + 2 * PADDED
     assert inner_tensors.cast(source, FLOAT32, tensor(512, 1024, dtype=FLOAT32)) == MB + PADDED
+
+
+def matrix(rows: int, columns: int, *, transposed: bool = False, dtype: int = BFLOAT16) -> TensorOnDevice:
+    return TensorOnDevice((rows, columns), dtype, (1, rows) if transposed else (columns, 1))
+
+
+def test_a_product_that_lies_well_keeps_messages_only() -> None:
+    weight = matrix(4096, 1024, transposed=True)
+    assert products.product(matrix(2048, 4096), weight) == 20 * MB
+    assert products.matmul(tensor(2048, 4096), tensor(4096, 1024), 0, 0) == 20 * MB
+
+
+def test_an_inner_axis_above_65535_has_operands_and_result_in_blocks() -> None:
+    gradient, hidden = matrix(100000, 1024, transposed=True), matrix(1024, 2048)
+    operands = 2 * 100000 * 1024 + 2 * 1024 * 2048  # both are whole blocks of 16 by 16
+    assert products.product(gradient, hidden) == operands + 2 * 100000 * 2048 + 3 * PADDED
+    assert products.product(matrix(65535, 1024, transposed=True), hidden) < 200 * MB  # one less lies well, but for its rows
+    narrow = matrix(4096, 100)  # under 128, and not a multiple of 16
+    blocks = 2 * 4096 * 112 + 2 * 112 * 1024 + 2 * 4096 * 1024
+    assert products.product(narrow, matrix(100, 1024)) == blocks + 3 * PADDED
+
+
+def test_many_terms_are_added_up_in_float32_by_each_core() -> None:
+    gradient, weight = matrix(2048, 100096), matrix(100096, 2560)
+    parts = 4 * 2048 * 2560
+    assert products.product(gradient, weight) == 20 * MB + parts + 2 * 2048 * 100096  # rows above 65535 are rearranged
+    assert products.product(matrix(2048, 32768), matrix(32768, 2560)) == 20 * MB + parts
+    assert products.product(matrix(2048, 27391), matrix(27391, 2560)) == 20 * MB + 2 * 2048 * 27392  # its rows are uneven
+
+
+def test_rows_that_do_not_begin_at_256_bytes_are_rearranged() -> None:
+    assert products.product(matrix(2048, 4000), matrix(4000, 4096)) == 20 * MB + 2 * 2048 * 4000
+    assert products.product(matrix(2048, 4000, dtype=FLOAT32), matrix(4000, 4096, dtype=FLOAT32)) == 20 * MB
+
+
+def test_strided_and_mixed_operands_are_copied_first() -> None:
+    strided = TensorOnDevice((2048, 1024), BFLOAT16, (2048, 1))
+    assert products.product(strided, matrix(1024, 1024)) == 20 * MB + 4 * MB + PADDED
+    mixed = products.product(matrix(2048, 1024), matrix(1024, 1024, dtype=FLOAT32))
+    assert mixed == 20 * MB + 8 * MB + PADDED
+
+
+def test_attention_adds_up_its_gradients_in_float32() -> None:
+    dq, dk, dv = tensor(4096, 1, 4096), tensor(4096, 1, 512), tensor(4096, 1, 512)
+    parameters = [0] * 13 + [1.0, 1.0, 0, 0, 32, 0, 0, 2] + [dq, dk, dv, 0]
+    assert gradients.attention(*parameters) == 20 * MB + 4 * 4096 * (4096 + 512 + 512)
+
+
+def test_a_small_embedding_adds_up_in_float32_and_a_large_one_does_not() -> None:
+    tokens = tensor(2048, 1, dtype=INT64)
+    small = tensor(2048, 1, 1024), tensor(8192, 1024)
+    assert gradients.embedding(small[0], tokens, 8192, -1, False, small[1]) == 4 * 1024 * (2048 + 8192) + 2 * PADDED
+    large = tensor(2048, 1, 4096), tensor(32000, 4096)
+    assert gradients.embedding(large[0], tokens, 32000, -1, False, large[1]) == 0
+    few = tensor(256, 1, 4096)
+    assert gradients.embedding(few, tokens, 32000, -1, False, large[1]) == 4 * 4096 * (256 + 32000) + 2 * PADDED
+
+
+def test_kernels_that_take_one_type_have_the_other_cast() -> None:
+    half, full = tensor(256, 1024), tensor(256, 1024, dtype=FLOAT32)
+    assert inner_tensors.in_place(full, half) == 0  # a gradient in half precision is added to one in float32
+    assert inner_tensors.difference(full, half, 0, full) == MB + PADDED
+    assert inner_tensors.difference_in_place(full, half) == MB + PADDED
+    strided = tensor(256, 1024, dtype=FLOAT32, strides=(2048, 1))
+    assert inner_tensors.in_place(strided, full) == 2 * (MB + PADDED)  # copied, and its result again
+
+
+def test_batches_are_copied_where_they_are_strided() -> None:
+    queries = TensorOnDevice((16, 1024, 128), BFLOAT16, (128, 2048, 1))  # heads inside of tokens
+    keys = TensorOnDevice((16, 128, 1024), BFLOAT16, (131072, 1, 128))  # the last two axes swapped, a head after the other
+    assert products.batched(queries, keys) == 2 * 16 * 1024 * 128 + PADDED
+    inner = (
+        TensorOnDevice((16, 1024, 100), BFLOAT16, (102400, 100, 1)),
+        TensorOnDevice((16, 100, 1024), BFLOAT16, (102400, 1024, 1)),
+    )
+    blocks = 2 * 16 * (1024 * 112 + 112 * 1024 + 1024 * 1024)
+    assert products.batched(*inner) == blocks + 3 * PADDED
+    uneven = (
+        TensorOnDevice((4, 1024, 1000), BFLOAT16, (1024000, 1000, 1)),
+        TensorOnDevice((4, 1000, 1024), BFLOAT16, (1024000, 1024, 1)),
+    )
+    assert products.batched(*uneven) == 20 * MB + 2 * 4 * 1024 * 1008

@@ -30,6 +30,7 @@ _UNSET = ("RANK_TABLE_FILE", "TORCHELASTIC_USE_AGENT_STORE", "ASCEND_CUSTOM_OPP_
 # One thread for what is computed on the host, as torchrun sets it (run.py, config_from_args).
 # HCCL's watchdog is a thread that asks CANN, here Python, with a lock held that the main thread waits for while it holds Python
 # (ProcessGroupHCCL.cpp: `Watchdog`, `getHcclCommName`): both would wait forever. There is nothing for it to watch.
+# `getHcclCommName`: https://github.com/Ascend/pytorch/blob/v7.3.0-pytorch2.7.1/torch_npu/csrc/distributed/ProcessGroupHCCL.cpp#L3123
 _SETTINGS = {
     "OMP_NUM_THREADS": "1",
     "TASK_QUEUE_ENABLE": "0",

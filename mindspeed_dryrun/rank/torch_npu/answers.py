@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mindspeed_dryrun.rank.torch_npu import inner_tensors, objects, runtime, workspace
+from mindspeed_dryrun.rank.torch_npu import gradients, inner_tensors, objects, products, runtime, workspace
 from mindspeed_dryrun.rank.torch_npu.slots import ANSWERS, SLOT, fill_slots
 
 CANN_VERSION = runtime.CANN_VERSION
@@ -11,7 +11,20 @@ memory = runtime.memory
 described = objects.described
 workspaces = workspace.largest
 inner_tensor_size = inner_tensors.aligned
-__all__ = ["CANN_VERSION", "SLOT", "communicators", "described", "install", "memory", "names", "workspaces"]
+product_size = products.product
+attention_size = gradients.attention
+__all__ = [
+    "CANN_VERSION",
+    "SLOT",
+    "attention_size",
+    "communicators",
+    "described",
+    "install",
+    "memory",
+    "names",
+    "product_size",
+    "workspaces",
+]
 
 
 def names() -> tuple[str, ...]:

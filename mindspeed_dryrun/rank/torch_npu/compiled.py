@@ -28,6 +28,7 @@ def load(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _launched(operator: str, like: torch.Tensor) -> None:
     """Takes the operator's workspace from the caching allocator in any mode, as ACLNN_CMD does (inc/aclnn_common.h:622)."""
+    # `ACLNN_CMD`: https://gitcode.com/Ascend/MindSpeed/blob/v2.2.0_core_r0.12.1/mindspeed/ops/csrc/cann/inc/aclnn_common.h#L587
     size = workspace.constants.get(operator)
     if size is None:
         slots.called.add(operator)
@@ -38,6 +39,8 @@ def _launched(operator: str, like: torch.Tensor) -> None:
 
 class RotaryPositionEmbedding(torch.autograd.Function):  # type: ignore[misc]
     """npu_rotary_position_embedding.cpp."""
+
+    # `npu_rotary_position_embedding`: https://gitcode.com/Ascend/MindSpeed/blob/v2.2.0_core_r0.12.1/mindspeed/ops/csrc/cann/npu_rotary_position_embedding.cpp#L149
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, mode: int) -> torch.Tensor:
@@ -56,6 +59,8 @@ class RotaryPositionEmbedding(torch.autograd.Function):  # type: ignore[misc]
 
 class MoeTokenPermute(torch.autograd.Function):  # type: ignore[misc]
     """npu_moe_token_permute.cpp."""
+
+    # `npu_moe_token_permute`: https://gitcode.com/Ascend/MindSpeed/blob/v2.2.0_core_r0.12.1/mindspeed/ops/csrc/cann/npu_moe_token_permute.cpp#L122
 
     @staticmethod
     def forward(ctx: Any, tokens: torch.Tensor, indices: torch.Tensor, wanted: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -104,6 +109,7 @@ def grouped_product(
     x: Tensors, weight: Tensors, bias: Tensors, group_list: Any, group_type: int | None, group_list_type: int | None
 ) -> Tensors:
     """gmm.cpp, `npu_gmm`: of group type 2 the groups are the output's first dimension."""
+    # `npu_gmm`: https://gitcode.com/Ascend/MindSpeed/blob/v2.2.0_core_r0.12.1/mindspeed/ops/csrc/cann/gmm.cpp#L77
     shape = [x[0].size(0), weight[0].size(-1)]
     if group_type == 2:
         shape.insert(0, len(group_list))
@@ -138,6 +144,7 @@ def grouped_product_backward_fusion(
 
 def ring_attention_update(*tensors: torch.Tensor) -> Tensors:
     """npu_ring_attention_update.cpp: the three outputs, and a number where no lengths are given."""
+    # `npu_ring_attention_update`: https://gitcode.com/Ascend/MindSpeed/blob/v2.2.0_core_r0.12.1/mindspeed/ops/csrc/cann/npu_ring_attention_update.cpp#L25
     attention, largest, total = tensors[:3]
     results = [_like(attention), _like(largest), _like(total)]
     _launched("aclnnRingAttentionUpdate", attention)

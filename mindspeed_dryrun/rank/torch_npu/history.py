@@ -20,6 +20,7 @@ BLOCKS = "memory_block.csv"
 COLUMNS = ("start_time_stamp", "end_time_stamp", "device_addr", "size", "type", "node_name", "python_stack")
 _NEVER = 2**63 - 1
 # What the caching allocator makes of a size: 32 bytes of padding, then whole blocks (NPUCachingAllocator.cpp, `round_size`).
+# `round_size`: https://github.com/Ascend/pytorch/blob/v7.3.0-pytorch2.7.1/torch_npu/csrc/core/npu/NPUCachingAllocator.cpp#L2389
 _PADDING, _BLOCK = 32, 512
 _CALL = re.compile(r"([A-Za-z_]\w*)\(")
 # Autograd's own threads run the backward pass; Python is only in their stacks where a function is written in Python.

@@ -31,10 +31,10 @@ def _computed(output: TensorOnDevice) -> int:
     return _copied(output)
 
 
-def elementwise(inputs: tuple[TensorOnDevice, ...], output: TensorOnDevice) -> int:
-    """Copies of strided inputs, and of those of another type; kernels take one half precision together with float32."""
+def elementwise(inputs: tuple[TensorOnDevice, ...], output: TensorOnDevice, mixes: bool = True) -> int:
+    """Copies of strided inputs, and of those of another type; some kernels take one half precision together with float32."""
     total = _computed(output)
-    mixed = {tensor.dtype for tensor in inputs} <= {FLOAT32, *_HALVES}
+    mixed = mixes and {tensor.dtype for tensor in inputs} <= {FLOAT32, *_HALVES}
     for tensor in inputs:
         total += _copied(tensor)
         if tensor.dtype != output.dtype and tensor.elements > 1 and not mixed:
@@ -57,8 +57,9 @@ def inplace_normal(handle: int, *parameters: Any) -> int:
 
 @workspace("pp", "aclnnSilu")
 @workspace("pp", "aclnnNeg")
+@workspace("pp", "aclnnExp")
 def unary(handle: int, output: int) -> int:
-    """ops-nn, activation/swish/op_api/aclnn_silu.cpp; ops-math, math/neg/op_api/aclnn_neg.cpp."""
+    """ops-nn, activation/swish/op_api/aclnn_silu.cpp; ops-math, math/neg/op_api/aclnn_neg.cpp, math/exp/op_api/aclnn_exp.cpp."""
     return elementwise(_tensors(handle), _tensors(output)[0])
 
 
@@ -75,6 +76,33 @@ def binary(first: int, second: int, output: int) -> int:
 def addition(first: int, second: int, alpha: int, output: int) -> int:
     """ops-math, math/add/op_api/aclnn_add.cpp."""
     return elementwise(_tensors(first, second), _tensors(output)[0])
+
+
+@workspace("pp", "aclnnInplaceMul")
+@workspace("pp", "aclnnInplaceMuls")
+@workspace("ppp", "aclnnInplaceAdd")
+@workspace("ppp", "aclnnInplaceAdds")
+def in_place(first: int, second: int, *alpha: int) -> int:
+    """The same files: the first input is the output, too. One that is strided is copied, computed, and copied back."""
+    return elementwise(_tensors(first, second), _tensors(first)[0])
+
+
+@workspace("pppp", "aclnnSub")
+@workspace("pppp", "aclnnSubs")
+@workspace("ppp", "aclnnDiv")
+@workspace("ppp", "aclnnDivs")
+def difference(first: int, second: int, *rest: int) -> int:
+    """ops-math, math/{sub,div}/op_api/aclnn_*.cpp: both inputs in one type."""
+    return elementwise(_tensors(first, second), _tensors(rest[-1])[0], mixes=False)
+
+
+@workspace("ppp", "aclnnInplaceSub")
+@workspace("ppp", "aclnnInplaceSubs")
+@workspace("pp", "aclnnInplaceDiv")
+@workspace("pp", "aclnnInplaceDivs")
+def difference_in_place(first: int, second: int, *alpha: int) -> int:
+    """The same files."""
+    return elementwise(_tensors(first, second), _tensors(first)[0], mixes=False)
 
 
 @workspace("pip", "aclnnCast")

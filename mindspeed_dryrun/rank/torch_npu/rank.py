@@ -12,7 +12,7 @@ from typing import Any
 from mindspeed_dryrun.errors import DryRunError
 from mindspeed_dryrun.rank import patcher
 from mindspeed_dryrun.rank.activation import ERROR_PREFIX, STAND_IN_LIBRARY
-from mindspeed_dryrun.rank.torch_npu import answers, history, slots
+from mindspeed_dryrun.rank.torch_npu import answers, history, slots, triton_stand_in, workspace
 
 _NOT_STARTED = "the trainer was not started, so that no NPU is touched. Start it through mindspeed-dryrun."
 _FINALIZE = "megatron.core.distributed.finalize_model_grads"
@@ -33,8 +33,10 @@ def check_simulation() -> None:
 def prepare() -> None:
     """Fills the stand-in's slots before torch_npu can call them, and looks at what was loaded once it is imported."""
     answers.install(str(Path(os.environ["ASCEND_HOME_PATH"], "lib64", STAND_IN_LIBRARY)))
+    triton_stand_in.install()
     patcher.when_imported("torch_npu", _stop_unless_stand_in)
     patcher.when_imported("torch_npu", history.start)
+    patcher.when_imported("torch_npu", lambda: slots.observe.append(_allocated))
     patcher.when_imported("torch.distributions.distribution", _accept_zeros)
     patcher.when_imported(_FINALIZE, _agree_on_tokens)
 
@@ -62,12 +64,20 @@ def memory() -> dict[str, Any]:
 def finish() -> dict[str, Any]:
     """The figures of the whole run, and the communicators that were made in it."""
     history.write()
+    figures = _figures()
+    peak = figures.get("max_allocated", 0)
     return {
-        "allocator": _figures(),
+        "allocator": figures,
         "groups": _groups(),
         "workspace": dict(sorted(answers.workspaces.items())),
         "workspace_unknown": sorted(slots.called),
+        "workspace_room": {name: peak - size for name, size in sorted(slots.launched_at.items())} if workspace.counted() else {},
+        "kernels_not_run": sorted(triton_stand_in.launched),
     }
+
+
+def _allocated() -> int:
+    return int(sys.modules["torch_npu"].npu.memory_stats_as_nested_dict()["allocated_bytes"]["all"]["current"])
 
 
 def _figures() -> dict[str, int]:

@@ -6,6 +6,7 @@ copies from it give zeros, so whatever an operator would have computed reads as 
 
 from __future__ import annotations
 
+import bisect
 import ctypes
 import itertools
 import mmap
@@ -25,6 +26,17 @@ _CUBE_CORES, _VECTOR_CORES = 24, 48  # Ascend 910B2
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long)
+_NO_RESERVE = 0x4000  # MAP_NORESERVE
+
+
+def _map(size: int, access: int) -> int | None:
+    """Address space of zeros; None where there is none."""
+    found: int | None = _libc.mmap(None, size, access, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE, -1, 0)
+    return None if found in (None, ctypes.c_void_p(-1).value) else found
+
+
 class DeviceMemory:
     """Addresses for the device. They only grow: a run asks for far less than the reservation in all."""
 
@@ -33,13 +45,9 @@ class DeviceMemory:
 
     def reserve(self) -> None:
         """Takes the address space; less of it where a limit (`ulimit -v`) allows less."""
-        _libc.mmap.restype = ctypes.c_void_p
-        _libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long)
-        no_reserve = 0x4000
         for size in (1 << bits for bits in range(45, 39, -1)):
-            flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | no_reserve
-            found = _libc.mmap(None, size, mmap.PROT_READ, flags, -1, 0)
-            if found not in (None, ctypes.c_void_p(-1).value):
+            found = _map(size, mmap.PROT_READ)
+            if found is not None:
                 self.base = self.top = -(-found // _BLOCK) * _BLOCK
                 self.end = found + size
                 return
@@ -58,7 +66,51 @@ class DeviceMemory:
         return address is not None and self.base <= address < self.end
 
 
+class HostMemory:
+    """Pinned host memory in blocks of its own, whose zeros take no memory: `--swap-optimizer` keeps whole optimizers there."""
+
+    least = 1 << 20  # smaller ones come from malloc
+
+    def __init__(self) -> None:
+        self.starts: list[int] = []  # in order
+        self.sizes: dict[int, int] = {}
+
+    def take(self, size: int) -> int | None:
+        """Fresh pages of zeros, which are there only when something is written to them."""
+        found = _map(size, mmap.PROT_READ | mmap.PROT_WRITE)
+        if found is not None:
+            bisect.insort(self.starts, found)
+            self.sizes[found] = size
+        return found
+
+    def give_back(self, address: int) -> bool:
+        """Whether it was one of these."""
+        size = self.sizes.pop(address, None)
+        if size is None:
+            return False
+        self.starts.remove(address)
+        _libc.munmap(ctypes.c_void_p(address), ctypes.c_size_t(size))
+        return True
+
+    def clear(self, address: int, size: int) -> None:
+        """Sets memory to zeros; whole pages of a block are given back to the system, and read as zeros from then on."""
+        index = bisect.bisect_right(self.starts, address) - 1
+        start = self.starts[index] if index >= 0 else 0
+        first, last = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE, (address + size) // mmap.PAGESIZE * mmap.PAGESIZE
+        inside = index >= 0 and address + size <= start + self.sizes[start]
+        if (
+            not inside
+            or last <= first
+            or _libc.madvise(ctypes.c_void_p(first), ctypes.c_size_t(last - first), mmap.MADV_DONTNEED)
+        ):
+            ctypes.memset(address, 0, size)
+            return
+        ctypes.memset(address, 0, first - address)
+        ctypes.memset(last, 0, address + size - last)
+
+
 memory = DeviceMemory()
+host = HostMemory()
 communicators: list[tuple[int, int]] = []  # (size, this rank in it) of each communicator that was made
 _handles = itertools.count(0x1000, 0x40)
 _device = 0
@@ -190,13 +242,18 @@ def memory_info(attribute: int, free: int, total: int) -> int:
 @answers("pQ", "aclrtMallocHost")
 @answers("pQp", "aclrtMallocHostWithCfg")
 def malloc_host(pointer: int, size: int, *settings: int) -> int:
+    if size >= host.least:
+        found = host.take(size)
+        store(pointer, found or 0, ctypes.c_uint64)
+        return 0 if found else _OUT_OF_MEMORY
     status = _libc.posix_memalign(ctypes.c_void_p(pointer), ctypes.c_size_t(4096), ctypes.c_size_t(max(size, 1)))
     return _OUT_OF_MEMORY if status else 0
 
 
 @answers("p", "aclrtFreeHost")
 def free_host(pointer: int | None) -> int:
-    _libc.free(ctypes.c_void_p(pointer))
+    if not host.give_back(pointer or 0):
+        _libc.free(ctypes.c_void_p(pointer))
     return 0
 
 
@@ -216,7 +273,7 @@ def pointer_attributes(pointer: int | None, attributes: int) -> int:
 def copy(target: int | None, room: int, source: int | None, size: int, *kind: int) -> int:
     if size and target and source and not memory.holds(target):
         if memory.holds(source):
-            ctypes.memset(target, 0, min(size, room))
+            host.clear(target, min(size, room))
         else:
             ctypes.memmove(target, source, min(size, room))
     return 0

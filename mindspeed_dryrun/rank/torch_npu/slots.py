@@ -29,6 +29,12 @@ _TYPES: dict[str, Any] = {
 }
 ANSWERS: dict[str, tuple[str, Callable[..., int]]] = {}
 called: set[str] = set()  # operators without a formula for their workspace that this process has used
+# Of these, the ones whose workspace grows with their inputs (hicann/ops-nn and ops-transformer), by the beginning of their names.
+GROWING = ("aclnnBaddbmm", "aclnnAddmm", "aclnnAddbmm", "aclnnGroupedMatmul", "aclnnIndexPutImpl",
+           "aclnnSort", "aclnnTopk", "aclnnScatterAdd", "aclnnCumsum", "aclnnMoeTokenPermute", "aclnnMoeTokenUnpermute",
+           "aclnnSparse", "aclnnLightningIndexer", "aclnnConvolution", "aclnnFlashAttention")  # fmt: skip
+launched_at: dict[str, int] = {}  # operator of GROWING → the most that was allocated when it was launched
+observe: list[Callable[[], int]] = []  # what is allocated now, in bytes, once torch_npu can say it
 _kept: list[Any] = []
 
 
@@ -69,10 +75,14 @@ def _fill(loaded: ctypes.CDLL, name: str, callback: Any) -> ctypes.c_void_p | No
 
 
 def _noting(loaded: ctypes.CDLL, name: str) -> Any:
-    """Notes the first call of an operator, then leaves its slot empty: later calls cost nothing."""
+    """Notes the first call of an operator, then leaves its slot empty: later calls cost nothing. GROWING ones stay."""
 
     def note() -> int:
         called.add(name)
+        if name.startswith(GROWING):
+            for allocated in observe:
+                launched_at[name] = max(launched_at.get(name, 0), allocated())
+            return 0
         ctypes.c_void_p.in_dll(loaded, SLOT + name + QUESTION).value = None
         return 0
 

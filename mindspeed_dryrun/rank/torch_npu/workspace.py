@@ -18,7 +18,6 @@ from mindspeed_dryrun.rank.torch_npu.slots import QUESTION, answers, store
 
 _SYSTEM = 16 << 20  # what a kernel in Ascend C keeps for itself
 _VECTOR_CORES = 48  # Ascend 910B2
-_MATMUL = 20 << 20  # what its cores keep for their messages
 constants = {"aclnnApplyAdamWV2": _SYSTEM}  # operators whose workspace does not depend on shapes, for code that asks by name
 largest: dict[str, int] = {}  # operator → its largest workspace in this process, wherever it was taken from
 
@@ -72,13 +71,3 @@ def rms_norm_grad(*parameters: Any) -> int:
 def swi_glu(*parameters: Any) -> int:
     """activation/swi_glu/op_host/swi_glu_tiling.cpp:47 and 550-553, for both."""
     return _SYSTEM
-
-
-@workspace("ppph", "aclnnMatmul")
-@workspace("ppph", "aclnnMm")
-def matmul(*parameters: Any) -> int:
-    """matmul/mat_mul_v3/op_host/op_tiling/matmul_v3_base_tiling.cpp:2880, matmul_v3_common.h:65.
-
-    The least there is: products that a core splits along the inner dimension take more, by a tiling that is not modelled.
-    """
-    return _MATMUL

@@ -1,0 +1,187 @@
+"""`train_fsdp2.py`: settings in a YAML file, shapes in a folder of the user's, and a short run of both."""
+
+from __future__ import annotations
+
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mindspeed_dryrun.errors import DryRunError
+from mindspeed_dryrun.launch import fsdp2
+from mindspeed_dryrun.launch.job import Job, understand
+from mindspeed_dryrun.launch.mock_inputs import dry_args
+from mindspeed_dryrun.launch.rank_classes import rank_classes
+from mindspeed_dryrun.launch.short_run import short_args
+from mindspeed_dryrun.launch.torchrun_call import read_torchrun_call
+from mindspeed_dryrun.launch.trainers import choose_trainer
+from mindspeed_dryrun.rank import activation
+from mindspeed_dryrun.rank.handlers import fsdp2 as handlers
+
+SETTINGS = """
+model:
+  model_name_or_path: ./weights
+data:
+  cutoff_len: 4096
+training:
+  gradient_accumulation_steps: 4
+"""
+
+
+def job(folder: Path, words: str = "") -> Job:
+    call = read_torchrun_call(f"--nproc_per_node 8 train_fsdp2.py settings.yaml {words}".split(), str(folder), {})
+    return understand(call, "train.sh")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    tmp_path.joinpath("settings.yaml").write_text(SETTINGS)
+    tmp_path.joinpath("train_fsdp2.py").touch()
+    tmp_path.joinpath("mindspeed_llm").mkdir()
+    return tmp_path
+
+
+def test_shapes_that_are_not_here_are_named_before_the_start(folder: Path) -> None:
+    found = choose_trainer(job(folder)).problem or ""
+    assert "not found" in found or "config.json" in found  # the projects come first
+    said = fsdp2.problem(job(folder)) or ""
+    assert "(./weights)" in said and said.endswith("-- --model.model_name_or_path FOLDER")
+    assert "settings.yaml are not in" in (fsdp2.problem(job(folder / "mindspeed_llm")) or "")
+
+
+def test_a_folder_with_the_shapes_alone_is_enough(folder: Path) -> None:
+    shapes = folder / "shapes"
+    shapes.mkdir()
+    shapes.joinpath("config.json").write_text("{}")
+    found = job(folder, "--model.model_name_or_path shapes")
+    assert fsdp2.problem(found) is None
+    args, iterations, count = short_args(found)
+    flags = fsdp2.Fsdp2Settings.read(found).flags
+    assert (iterations, count, flags["--model.model_name_or_path"]) == (2, 2, ["shapes"])
+    assert args[0] == str(folder / "settings.yaml")
+    words = dict(zip(args[1::2], args[2::2], strict=True))
+    assert words["--model.model_name_or_path"] == str(shapes) and words["--training.max_steps"] == "2"
+    assert words["--training.gradient_accumulation_steps"] == "2" and words["--training.save_hf_weights"] == "false"
+    assert short_args(found, "all")[2] == 4
+    _, notes = dry_args(found, args)
+    assert any("cutoff_len 4096" in note for note in notes) and any("meta device" in note for note in notes)
+    assert not any("one by one" in note for note in notes)
+    shapes.joinpath("config.json").write_text('{"num_experts": 128}')
+    assert any("one by one" in note for note in fsdp2.notes(found))
+    assert not any(
+        "one by one" in note for note in fsdp2.notes(job(folder, f"--model.model_name_or_path {shapes} --parallel.ep_size 4"))
+    )
+
+
+def test_one_rank_stands_for_all(folder: Path) -> None:
+    (only,) = rank_classes(job(folder))
+    assert (only.rank, only.represents) == (0, tuple(range(8)))
+
+
+class Tensor(types.SimpleNamespace):
+    pass
+
+
+@pytest.fixture
+def torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As much of torch as samples are made with: a tensor is its shape and type."""
+
+    def made(shape: Any, dtype: str = "float32") -> Tensor:
+        return Tensor(shape=shape if isinstance(shape, tuple) else (shape,), dtype=dtype)
+
+    fake: Any = types.ModuleType("torch")
+    fake.ones = fake.zeros = made
+    fake.arange = lambda size: made(size, "int64")
+    fake.int64, fake.bool, fake.bfloat16 = "int64", "bool", "bfloat16"
+    monkeypatch.setitem(sys.modules, "torch", fake)
+
+
+def samples(monkeypatch: pytest.MonkeyPatch, stage: str, given: int = 0, **data: Any) -> handlers.Samples:
+    own = activation.Activation(iterations=2, sample_length=given)
+    monkeypatch.setattr(handlers.config, "current", lambda: own)
+    settings = {"cutoff_len": 64, "packing": False, "neat_packing": False, "create_attention_mask_in_dataloader": False} | data
+    training = types.SimpleNamespace(stage=stage, gradient_accumulation_steps=3, per_device_train_batch_size=2)
+    return handlers.Samples(types.SimpleNamespace(**settings), training, types.SimpleNamespace(cp_size=1))
+
+
+@pytest.mark.usefixtures("torch")
+def test_samples_have_what_upstreams_own_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = samples(monkeypatch, "pt")
+    assert len(found) == 12
+    assert {name: value.shape for name, value in found[0].items()} == dict.fromkeys(
+        ("input_ids", "labels", "loss_mask", "position_ids"), (64,)
+    )
+    with_mask = samples(monkeypatch, "pt", create_attention_mask_in_dataloader=True)[0]
+    assert with_mask["attention_mask"] == Tensor(shape=(1, 64, 64), dtype="bool")
+    assert set(samples(monkeypatch, "sft")[0]) == {"input_ids", "labels", "attention_mask"}
+    assert samples(monkeypatch, "sft", neat_packing=True)[0]["attention_mask"] == Tensor(shape=(1, 64, 64), dtype="bfloat16")
+    assert samples(monkeypatch, "sft", given=13)[0]["input_ids"].shape == (16,)  # padded as upstream's collator does
+    assert samples(monkeypatch, "sft", given=13, packing=True)[0]["input_ids"].shape == (64,)
+    with pytest.raises(IndexError):
+        found[12]
+
+
+def test_an_iteration_counts_when_the_gradients_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[tuple[int, int]] = []
+    monkeypatch.setattr(handlers.progress, "iteration", lambda done, total: told.append((done, total)))
+    monkeypatch.setattr(handlers.config, "current", lambda: activation.Activation(iterations=2))
+
+    class Optimizer:
+        cleared = 0
+
+        def zero_grad(self) -> None:
+            assert len(told) == self.cleared
+            self.cleared += 1
+
+    class Trainer:
+        optimizer = Optimizer()
+
+    def train(self: Trainer) -> str:
+        for _ in range(2):
+            self.optimizer.zero_grad()
+        return "done"
+
+    assert handlers.train(train)(Trainer()) == "done" and told == [(1, 2), (2, 2)]
+
+
+@pytest.mark.usefixtures("torch")
+def test_tokens_are_spread_evenly_over_the_experts_of_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake: Any = sys.modules["torch"]
+    fake.distributed = types.SimpleNamespace(get_world_size=lambda group: 4, get_rank=lambda group: 1)
+    fake.tensor = lambda values, **options: values
+    fake.zeros = lambda size, **options: size
+    monkeypatch.setattr(handlers.moe, "load", lambda: types.SimpleNamespace(is_even=True))
+    choices = types.SimpleNamespace(numel=lambda: 80, device="npu")
+    call = handlers.even_dispatch(lambda *args: None)
+    (tokens, chosen), (sent, received) = call("group", choices, 8, types.SimpleNamespace(dtype="int64"))
+    assert (tokens, chosen, sent, received) == ([40, 40], 80, [20] * 4, [20] * 4)  # as many tokens as came in
+    busy = types.SimpleNamespace(is_even=False, busiest=lambda total, experts, local: [15, 15])
+    monkeypatch.setattr(handlers.moe, "load", lambda: busy)
+    (tokens, chosen), (sent, received) = call("group", choices, 8, types.SimpleNamespace(dtype="int64"))
+    assert (tokens, chosen, sent, received) == ([60, 60], 120, [20] * 4, [30] * 4)
+
+
+def test_no_sample_is_padded() -> None:
+    asked: list[Any] = []
+    handlers.without_padding(lambda mask, *rest: asked.append((mask, *rest)))("mask", 4, 4, 0)
+    assert asked == [(None, 4, 4, 0)]
+
+
+def test_fine_tuning_leaves_out_the_causal_masks_of_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+    masks: Any = types.ModuleType("transformers.masking_utils")
+    monkeypatch.setitem(sys.modules, "transformers", types.ModuleType("transformers"))
+    monkeypatch.setitem(sys.modules, "transformers.masking_utils", masks)
+    create = handlers.data_manager(lambda **options: None)
+    arguments = {
+        name: types.SimpleNamespace(cutoff_len=8, packing=False, neat_packing=False, cp_size=1, per_device_train_batch_size=1)
+        for name in ("data_args", "parallel_args")
+    }
+    tuning, pretraining = (types.SimpleNamespace(stage=stage, per_device_train_batch_size=1) for stage in ("sft", "pt"))
+    create(training_args=pretraining, **arguments)  # which hands no mask of tokens over
+    with pytest.raises(DryRunError, match="requirements"):
+        create(training_args=tuning, **arguments)
+    masks._ignore_causal_mask_sdpa = lambda padding, *rest: padding is None
+    create(training_args=tuning, **arguments)
+    assert masks._ignore_causal_mask_sdpa("some are padding", 4, 4, 0) is True
