@@ -49,7 +49,7 @@ class Guess:
         for stage in range(strategy.pp) if stages is None else stages:
             used = self.model.stage(strategy, stage, shape)[0]
             found[stage] = StagePeak(round(used), round(used * 1.04))
-        return Measurement(found)
+        return Measurement(stages=found)
 
 
 def main() -> None:

@@ -55,7 +55,17 @@ def compare(
     if plan is not None:
         tp, pp, dp, micro, again = galvatron.as_trained(plan)
         even = ((shape.layers // pp,),) * pp
-        theirs = Strategy(tp, pp, dp, 1, micro, even, Recompute("full", 1) if again else Recompute(), tp > 1, dp > 1)
+        theirs = Strategy(
+            tp=tp,
+            pp=pp,
+            dp=dp,
+            cp=1,
+            micro_batch=micro,
+            stages=even,
+            recompute=Recompute("full", 1) if again else Recompute(),
+            sequence_parallel=tp > 1,
+            distributed_optimizer=dp > 1,
+        )
         # What its recurrence leaves out, at the cheapest of its layers' layouts.
         layouts = {(layer.tp, layer.dp) for layer in plan.layers}
         plan_s = plan.seconds + min(
@@ -80,17 +90,37 @@ def _tables(shape: ModelShape, world: int, budget_mb: int, hardware: Hardware, s
     def single(choice: LayerStrategy, micro_batch: int) -> Strategy:
         recompute = Recompute("full", 1) if choice.recompute else Recompute()
         return Strategy(
-            choice.tp, 1, choice.dp, 1, micro_batch, ((1,),), recompute, choice.tp > 1, choice.dp > 1
+            tp=choice.tp, pp=1, dp=choice.dp, cp=1, micro_batch=micro_batch, stages=((1,),), recompute=recompute, sequence_parallel=choice.tp > 1, distributed_optimizer=choice.dp > 1
         )  # fmt: skip
 
     def layer_mb(choice: LayerStrategy, micro_batch: int, in_flight: int) -> float:
         one = single(choice, micro_batch)
-        empty = Strategy(one.tp, 1, one.dp, 1, micro_batch, ((0,),), one.recompute, one.sequence_parallel, choice.dp > 1)
+        empty = Strategy(
+            tp=one.tp,
+            pp=1,
+            dp=one.dp,
+            cp=1,
+            micro_batch=micro_batch,
+            stages=((0,),),
+            recompute=one.recompute,
+            sequence_parallel=one.sequence_parallel,
+            distributed_optimizer=choice.dp > 1,
+        )
         states = state_mb(shape, one, 0) - state_mb(shape, empty, 0)
         return states + in_flight * saved_mb(shape, one, 0)
 
     def fixed_mb(stage: int, pp: int, tp: int, dp: int, micro_batch: int) -> float:
-        bare = Strategy(tp, pp, dp, 1, micro_batch, ((0,),) * pp, Recompute(), tp > 1, dp > 1)
+        bare = Strategy(
+            tp=tp,
+            pp=pp,
+            dp=dp,
+            cp=1,
+            micro_batch=micro_batch,
+            stages=((0,),) * pp,
+            recompute=Recompute(),
+            sequence_parallel=tp > 1,
+            distributed_optimizer=dp > 1,
+        )
         return state_mb(shape, bare, stage)
 
     def layer_s(choice: LayerStrategy, micro_batch: int) -> float:
@@ -98,7 +128,16 @@ def _tables(shape: ModelShape, world: int, budget_mb: int, hardware: Hardware, s
         return (forward + backward).total + (forward.total if choice.recompute else 0.0)
 
     def fixed_s(stage: int, pp: int, tp: int, micro_batch: int) -> float:
-        bare = Strategy(tp, pp, max(1, world // pp // tp), 1, micro_batch, ((0,),) * pp, Recompute(), tp > 1)
+        bare = Strategy(
+            tp=tp,
+            pp=pp,
+            dp=max(1, world // pp // tp),
+            cp=1,
+            micro_batch=micro_batch,
+            stages=((0,),) * pp,
+            recompute=Recompute(),
+            sequence_parallel=tp > 1,
+        )
         return stage_extras(shape, bare, hardware, stage).total
 
     def change_s(one: LayerStrategy, other: LayerStrategy, micro_batch: int) -> float:

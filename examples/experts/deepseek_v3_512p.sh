@@ -7,7 +7,6 @@ EP=8
 SEQ_LEN=4096
 MBS=1
 GBS=3840
-# The embedded trainer has no multi-token prediction: --set "MTP_ARGS=" leaves it out.
 MTP_ARGS="--mtp-num-layers 1 --mtp-loss-scaling-factor 0.3"
 
 MODEL_ARGS="

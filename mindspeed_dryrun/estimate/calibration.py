@@ -37,7 +37,7 @@ _THROUGHPUT = re.compile(rf"throughput per GPU \(TFLOP/s/GPU\):\s*({_NUMBER})")
 _ARGUMENT = re.compile(r"^\s*(?:\[[^\]]*\]:?\s*)?([a-z][a-z0-9_]*) \.{3,} (.*?)\s*$")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class MeasuredRun:
     """A measured iteration of a known job."""
 
@@ -48,7 +48,7 @@ class MeasuredRun:
     operators: Operators = USUAL
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Fit:
     """The calibrated hardware with the error of every row, and what leaving a row out says of the rest."""
 
@@ -125,7 +125,9 @@ def row_of_log(path: Path, args: Sequence[str] = (), world: int | None = None) -
     shape = read_shape(used)
     seconds = log.seconds
     assert seconds is not None
-    return MeasuredRun(path.name, shape, read_strategy(used, size), seconds, read_operators(used))
+    return MeasuredRun(
+        name=path.name, shape=shape, strategy=read_strategy(used, size), seconds=seconds, operators=read_operators(used)
+    )
 
 
 def fit(rows: Sequence[MeasuredRun], hardware: Hardware) -> Fit:
@@ -143,8 +145,18 @@ def fit(rows: Sequence[MeasuredRun], hardware: Hardware) -> Fit:
     worst = max(abs(error) for _, error in [*residuals, *held_out])
     if len(rows) == 1:
         worst = max(worst, 2 * _FACTOR_SPREADS[0] / 3)
-    done = dataclasses.replace(scaled, calibrated=tuple(row.name for row in rows), error=round(max(worst, _LEAST_ERROR), 4))
-    return Fit(done, *factors, tuple(residuals), tuple(held_out))
+    done = dataclasses.replace(
+        scaled, calibrated=tuple(row.name for row in rows), error=round(max(worst, _LEAST_ERROR), 4), mixture_error=None
+    )
+    compute, communication, exchange = factors
+    return Fit(
+        hardware=done,
+        compute=compute,
+        communication=communication,
+        exchange=exchange,
+        residuals=tuple(residuals),
+        held_out=tuple(held_out),
+    )
 
 
 def _errors(rows: Iterable[MeasuredRun], hardware: Hardware) -> list[tuple[str, float]]:

@@ -6,6 +6,7 @@ from pathlib import PurePath
 
 from mindspeed_dryrun.devices.hardware import Hardware
 from mindspeed_dryrun.errors import UsageError
+from mindspeed_dryrun.estimate.strategy import read_strategy
 from mindspeed_dryrun.estimate.time_model import predict_time, trust
 from mindspeed_dryrun.launch.job import Job
 from mindspeed_dryrun.launch.mock_inputs import padded_vocabulary
@@ -27,7 +28,7 @@ def predict_job(job: Job, hardware: Hardware) -> TimeSummary:
     words = override_args(job.args, sizes)
     try:
         time = predict_time(words, job.world_size, hardware.in_nodes_of(job.local_world_size))
-        said = trust(read_shape(words), hardware)
+        said = trust(read_shape(words), read_strategy(words, job.world_size), hardware)
     except UsageError as error:
         raise UsageError(f"{job.script}: {error} Without --hardware the job can be dry-run all the same.") from None
     return TimeSummary(**time.to_json(), hardware=f"{hardware.name}, {said}")

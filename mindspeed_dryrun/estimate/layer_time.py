@@ -18,15 +18,15 @@ import math
 from dataclasses import dataclass
 
 from mindspeed_dryrun.devices.hardware import Hardware
-from mindspeed_dryrun.estimate import volumes
 from mindspeed_dryrun.estimate.operators import Operators
 from mindspeed_dryrun.estimate.stage_parts import routed_rows
-from mindspeed_dryrun.estimate.strategy import DEFAULT_DISPATCHER, Strategy
+from mindspeed_dryrun.estimate.strategy import DEFAULT_DISPATCHER, OLD_DISPATCHER, Strategy
 from mindspeed_dryrun.megatron.model_shape import LatentShape, ModelShape
 
 # Numbers read and written by the kernels of an activation, forward and backward, per output number. `fused`: one kernel
 # each way. `gated`: silu or gelu, the product, and backward their gradients and the two halves joined. `tanh`: the
 # formula of gelu written out in eight kernels (MindSpeed-LLM, core/transformer/mlp.py, gelu_tanh_approximation).
+# `gelu_tanh_approximation`: https://gitcode.com/Ascend/MindSpeed-LLM/blob/v2.2.0/mindspeed_llm/core/transformer/mlp.py#L91
 _ACTIVATION = {"fused": (3.0, 5.0), "gated": (5.0, 13.0), "tanh": (21.0, 49.0), "plain": (2.0, 3.0)}
 # Numbers of a norm and of a residual addition, per hidden number. An unfused RMSNorm casts, squares, averages, scales.
 _NORM, _NORM_BACKWARD = {True: 2.0, False: 12.0}, {True: 3.0, False: 24.0}
@@ -50,8 +50,18 @@ _RING_MERGE, _RING_MERGE_BACKWARD, _RING_KEYS_BACKWARD = 18.0, 6.0, 6.0
 # Numbers (16 bits) per hidden number of a routed token, permuted and brought back, forward and backward: in one kernel
 # each way, or selected by index, times the fp32 weights of the router, and added up in fp32 (Megatron-LM,
 # core/transformer/moe/moe_utils.py, permute and unpermute).
+# `permute`: https://github.com/NVIDIA/Megatron-LM/blob/core_v0.12.1/megatron/core/transformer/moe/moe_utils.py#L230
 _PERMUTED = {True: (4.0, 4.0), False: (11.0, 14.0)}
 _SORTED = 4.0  # what has come from other ranks, sorted by expert, and back
+# Ranks that share an expert gather what they have of each token: the older dispatcher joins the pieces of a row, and cuts them
+# before the scatter (Megatron-LM, core/tensor_parallel/mappings.py, _gather_along_last_dim).
+_JOINED = 4.0
+# Experts one by one, numbers per hidden number of a routed token: their results joined; backward the gradients of their
+# inputs (Megatron-LM core_v0.12.1, core/transformer/moe/experts.py, SequentialMLP).
+_ONE_BY_ONE, _ONE_BY_ONE_BACKWARD = 2.0, 2.0
+# Up to core_r0.8.0 every expert read a slice and wrote into a slice of one tensor: zeros and the copies; backward, for every
+# expert, PyTorch copies the whole gradient, makes a whole tensor of zeros for its slice and adds it to the others'.
+_IN_PLACE, _IN_PLACE_BACKWARD, _IN_PLACE_EACH = 3.0, 2.0, 6.0
 
 
 @dataclass(frozen=True)
@@ -93,7 +103,16 @@ class Case:
     @property
     def gather(self) -> float:
         """Seconds to gather (or scatter) the hidden states over the tensor-parallel group."""
-        return gather_seconds(volumes.hidden_bytes(self.shape, self.strategy), self.strategy.tp, 1, self.hardware)
+        return self.gathered(self.shape.hidden)
+
+    def gathered(self, numbers: float) -> float:
+        """The same for a count of numbers (16 bits) of each token."""
+        return gather_seconds(2.0 * self.tokens * numbers, self.strategy.tp, 1, self.hardware)
+
+    @property
+    def own_tokens(self) -> float:
+        """Those that sequence parallelism leaves to a rank."""
+        return self.tokens / (self.strategy.tp if self.strategy.sequence_parallel else 1)
 
 
 @dataclass(frozen=True)
@@ -119,14 +138,43 @@ def matmul_seconds(rows: float, columns: float, inner: float, hardware: Hardware
 
 
 def gather_seconds(volume: float, size: int, stride: int, hardware: Hardware) -> float:
-    """All-gather (or reduce-scatter) of `volume` bytes in total in a group of `size` ranks, `stride` apart."""
+    """All-gather (or reduce-scatter) of `volume` bytes in total in a group of `size` ranks, `stride` apart.
+
+    Across nodes HCCL's Pipeline algorithm sends each card's piece around a ring of the cards that hold the same place in
+    their nodes, and hands what has come on inside the node meanwhile (HCCL user guide, CANN 9.0, "Pipeline").
+    """
     if size == 1:
         return 0.0
-    start = hardware.latency_us.typical * 1e-6
-    if (size - 1) * stride < hardware.link_cards:
-        links = size - 1 if hardware.topology == "full_mesh" else 1
-        return start + volume * (size - 1) / size / links / (hardware.link_gb_s.typical * 1e9)
-    return start * math.log2(2 * size) + volume * (size - 1) / size / (hardware.network_gb_s.typical * 1e9)
+    start, piece = hardware.latency_us.typical * 1e-6, volume / size
+    local = _of_a_node(size, stride, hardware)
+    hand_on = piece * (local - 1) / _links(local, hardware) / (hardware.link_gb_s.typical * 1e9)
+    if local == size:
+        return start + hand_on
+    nodes = size / local
+    send = piece / (hardware.network_gb_s.typical * 1e9)
+    return start * math.log2(2 * size) + (nodes - 1) * max(send, hand_on) + hand_on
+
+
+def exchange_seconds(volume: float, size: int, stride: int, hardware: Hardware) -> float:
+    """All-to-all of the `volume` bytes that each of `size` ranks has for all of them: inside nodes, then between them (HCCL
+    user guide, "AlltoAllV")."""
+    if size == 1:
+        return 0.0
+    start, local = hardware.latency_us.typical * 1e-6, _of_a_node(size, stride, hardware)
+    inside = volume * (local - 1) / size / _links(local, hardware) / (hardware.link_gb_s.typical * 1e9)
+    if local == size:
+        return start + inside
+    return start * math.log2(2 * size) + inside + volume * (size - local) / size / (hardware.network_gb_s.typical * 1e9)
+
+
+def _of_a_node(size: int, stride: int, hardware: Hardware) -> int:
+    """Ranks of a group that the fast links join."""
+    return min(size, max(1, hardware.link_cards // stride))
+
+
+def _links(local: int, hardware: Hardware) -> int:
+    """Links that a card sends on at once to the others of its node."""
+    return max(1, local - 1) if hardware.topology == "full_mesh" else 1
 
 
 def link_rate(stride: int, size: int, hardware: Hardware) -> float:
@@ -150,13 +198,15 @@ def layer_time(case: Case, mixture: bool = False) -> LayerTime:
     )
 
 
-def _column(case: Case, columns: float) -> LayerTime:
-    """A column-parallel product: its input is gathered, and backward its gradient scattered."""
-    tokens, hidden, wait = case.tokens, case.shape.hidden, case.gather
-    forward = matmul_seconds(tokens, columns, hidden, case.hardware)
-    data = matmul_seconds(tokens, hidden, columns, case.hardware)
-    weight = matmul_seconds(hidden, columns, tokens, case.hardware)
-    compute = data + weight + _accumulate(case, columns * hidden)
+def _column(case: Case, columns: float, inner: int | None = None) -> LayerTime:
+    """A column-parallel product: its input (the hidden states, or `inner` numbers a token) is gathered, and backward its
+    gradient scattered."""
+    inner = inner or case.shape.hidden
+    tokens, wait = case.tokens, case.gathered(inner)
+    forward = matmul_seconds(tokens, columns, inner, case.hardware)
+    data = matmul_seconds(tokens, inner, columns, case.hardware)
+    weight = matmul_seconds(inner, columns, tokens, case.hardware)
+    compute = data + weight + _accumulate(case, columns * inner)
     if case.strategy.tp == 1:
         return LayerTime(Pass(forward), Pass(compute))
     if not case.strategy.sequence_parallel:
@@ -202,7 +252,7 @@ def _hidden_work(case: Case) -> LayerTime:
     operators, hidden = case.operators, case.tokens * case.shape.hidden
     if case.strategy.sequence_parallel:
         hidden /= case.strategy.tp
-    start = case.hardware.kernel_overhead_us.typical * 1e-6
+    start = case.hardware.kernel_overhead_us.typical * 1e-6 * operators.sequence_pieces
     extra = 2 * _SCALED if operators.scaled_branches else 0.0
     forward = operators.norms * _NORM[operators.fused_norm] + 2 * _RESIDUAL + extra
     backward = operators.norms * _NORM_BACKWARD[operators.fused_norm] + 2 * _RESIDUAL + extra
@@ -253,10 +303,7 @@ def _attention(case: Case) -> LayerTime:
     window = operators.window
     pairs = shape.seq**2 / 2 if not 0 < window < shape.seq else shape.seq * window - window**2 / 2
     scores = strategy.micro_batch * pairs * shape.heads / strategy.tp / strategy.cp
-    head = 2.0 * shape.head_dim
-    if shape.latent:
-        head = float(shape.latent.nope + shape.latent.rope + shape.latent.value)
-    product = 2.0 * scores * head / (case.hardware.matmul_tflops.typical * 1e12)
+    product = 2.0 * scores * sum(_head_sizes(case)) / (case.hardware.matmul_tflops.typical * 1e12)
     if operators.fused_attention:
         each = scores / (case.hardware.attention_gscores_s.typical * 1e9)
         forward, backward = max(product, each), 2.5 * max(product, each)
@@ -278,16 +325,17 @@ def _in_context(case: Case, core: LayerTime) -> LayerTime:
     shape, strategy, operators = case.shape, case.strategy, case.operators
     ulysses = min(strategy.cp, strategy.heads_exchanged)
     ring = strategy.cp // ulysses
-    groups = shape.heads if operators.repeated_keys else shape.query_groups
+    groups = shape.heads if operators.repeated_keys or shape.latent else shape.query_groups
+    query, value = _head_sizes(case)
     parts = [core]
     if ulysses > 1:
-        size = case.tokens * shape.head_dim * 2 * (2 * shape.heads + 2 * groups) / strategy.tp
-        exchange = Pass(waiting=gather_seconds(size, ulysses, strategy.tp, case.hardware))
+        size = case.tokens * 2 * (query + value) * (shape.heads + groups) / strategy.tp
+        exchange = Pass(waiting=exchange_seconds(size, ulysses, strategy.tp, case.hardware))
         parts.append(LayerTime(exchange, exchange))
     if ring > 1:
-        keys = case.tokens * 2 * shape.head_dim * groups / strategy.tp
+        keys = case.tokens * (query + value) * groups / strategy.tp
         around = 2 * keys * (ring - 1) / link_rate(strategy.tp, strategy.cp, case.hardware)
-        merged = case.tokens * shape.head_dim * shape.heads / strategy.tp * (ring - 1)
+        merged = case.tokens * value * shape.heads / strategy.tp * (ring - 1)
         parts.append(
             LayerTime(
                 Pass(case.traffic(_RING_MERGE * merged), max(0.0, around - core.forward.compute)),
@@ -300,24 +348,34 @@ def _in_context(case: Case, core: LayerTime) -> LayerTime:
     return _sum(*parts)
 
 
-def _latent_products(shape: ModelShape, latent: LatentShape, tp: int, tokens: float) -> list[tuple[float, float, float]]:
-    """(rows, columns, inner) of multi-latent attention: down, up, and the output."""
-    heads, hidden = shape.heads / tp, shape.hidden
-    wide = heads * (latent.nope + latent.rope)
-    query = [(tokens, float(latent.query_rank), float(hidden)), (tokens, wide, float(latent.query_rank))]
-    return [
-        *(query if latent.query_rank else [(tokens, wide, float(hidden))]),
-        (tokens, float(latent.key_rank + latent.rope), float(hidden)),
-        (tokens, heads * (latent.nope + latent.value), float(latent.key_rank)),
-        (tokens, float(hidden), heads * latent.value),
-    ]
-
-
 def _latent_block(case: Case, latent: LatentShape) -> LayerTime:
-    parts = [_product(case, *dims) for dims in _latent_products(case.shape, latent, case.strategy.tp, case.tokens)]
-    if case.strategy.tp > 1:
-        parts.append(LayerTime(Pass(waiting=2 * case.gather), Pass(waiting=2 * case.gather)))
-    return _sum(*parts)
+    """Multi-latent attention: every rank compresses its own tokens with whole matrices, what is gathered is compressed
+    (MindSpeed-LLM, tasks/models/transformer/multi_latent_attention.py)."""
+    heads = case.shape.heads / case.strategy.tp
+    wide, ranks = heads * (latent.nope + latent.rope), latent.query_rank + latent.key_rank + latent.rope
+    down = _product(case, case.own_tokens, float(ranks if latent.query_rank else ranks + wide), float(case.shape.hidden))
+    parts = [down, _column(case, heads * (latent.nope + latent.value), latent.key_rank), _row(case, heads * latent.value)]
+    if latent.query_rank:
+        parts.append(_column(case, wide, latent.query_rank))
+    if case.strategy.tp > 1 and case.strategy.sequence_parallel:
+        turned = Pass(waiting=case.gathered(latent.rope))
+        parts.append(LayerTime(turned, turned))
+    query, value = _head_sizes(case)
+    padded = case.operators.latent_multiple and 2 * (query + latent.nope + latent.rope) + value + 3 * latent.value
+    copies = Pass(case.traffic(2 * case.tokens * heads * padded))
+    return _sum(*parts, LayerTime(copies, copies))
+
+
+def _head_sizes(case: Case) -> tuple[int, int]:
+    """Numbers of a head's query (or key) and of its value as fused attention gets them."""
+    latent, multiple = case.shape.latent, case.operators.latent_multiple
+    if latent is None:
+        return case.shape.head_dim, case.shape.head_dim
+    query = latent.nope + latent.rope
+    if not multiple or not case.operators.fused_attention or query == latent.value:
+        return query, latent.value
+    padded = multiple * math.ceil(max(query, latent.value) / multiple)
+    return (padded, padded) if multiple > 1 else (query, query)
 
 
 def _product(case: Case, rows: float, columns: float, inner: float, times: float = 1.0) -> LayerTime:
@@ -335,7 +393,7 @@ def _mixture(case: Case) -> LayerTime:
     assert experts is not None
     shared = max(1, strategy.etp)
     local = max(1, experts.number // strategy.ep)
-    tokens = case.tokens / (strategy.tp if strategy.sequence_parallel else 1)
+    tokens = case.own_tokens
     routed = tokens * experts.topk
     rows = routed_rows(case.shape, strategy) / local
     inner = experts.ffn / shared
@@ -346,8 +404,8 @@ def _mixture(case: Case) -> LayerTime:
     if operators.recomputed_experts:
         backward += up.forward.compute + forward
     work = LayerTime(Pass(forward - 2 * spare), Pass(backward - 4 * spare))
-    arrived = rows * local if local > 1 and strategy.ep * shared > 1 else 0.0
-    there, back = (n * routed + _SORTED * arrived for n in _PERMUTED[operators.fused_permutation])
+    there, back = (n * routed for n in _PERMUTED[operators.fused_permutation])
+    there, back = (n + rows * local * more for n, more in zip((there, back), _rearranged(case, local), strict=True))
     moved = LayerTime(Pass(case.traffic(2 * there * hidden)), Pass(case.traffic(2 * back * hidden)))
     beside = up.forward.compute + down.forward.compute + forward
     wait = _dispatch_seconds(case, tokens, beside)
@@ -361,6 +419,21 @@ def _mixture(case: Case) -> LayerTime:
     return LayerTime(both.forward, both.backward, activation=Pass(forward))
 
 
+def _rearranged(case: Case, local: int) -> tuple[float, float]:
+    """Numbers per hidden number of a token that has come to its expert, moved before and after the products, forward and
+    backward."""
+    strategy, operators = case.strategy, case.operators
+    shared, older = max(1, strategy.etp), strategy.dispatcher == OLD_DISPATCHER or operators.older_release
+    moved = _SORTED / (shared if older else 1) if local > 1 and strategy.ep * shared > 1 else 0.0
+    if older and shared > 1 and strategy.dispatcher != DEFAULT_DISPATCHER:
+        moved += _JOINED
+    if operators.grouped_experts or local == 1:
+        return moved, moved
+    if operators.older_release:
+        return moved + _IN_PLACE, moved + _IN_PLACE_BACKWARD + _IN_PLACE_EACH * local
+    return moved + _ONE_BY_ONE, moved + _ONE_BY_ONE_BACKWARD
+
+
 def _dispatch_seconds(case: Case, tokens: float, beside: float) -> float:
     """Tokens to the experts and back: twice an exchange, or a gather and a scatter of all tokens of the group."""
     strategy, hidden, experts = case.strategy, case.shape.hidden, case.shape.experts
@@ -372,7 +445,7 @@ def _dispatch_seconds(case: Case, tokens: float, beside: float) -> float:
         size = strategy.ep * shared
         return 2 * gather_seconds(2.0 * tokens * hidden * size, size, 1, case.hardware)
     stride = 1 if shared < strategy.tp else strategy.tp
-    exchange = 2 * gather_seconds(volume, strategy.ep, stride, case.hardware)
+    exchange = 2 * exchange_seconds(volume, strategy.ep, stride, case.hardware)
     if case.operators.overlapped_dispatch:
         exchange -= case.hardware.overlap.typical * min(exchange, beside)
     return seconds + exchange

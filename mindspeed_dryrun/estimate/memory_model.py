@@ -29,7 +29,7 @@ from mindspeed_dryrun.estimate.stage_parts import (
     chunk_layers,
     expert_parameters,
     local_experts,
-    mixture_layers,
+    replicated_parameters,
     routed_rows,
     stage_parameters,
     telling_stages,
@@ -46,7 +46,7 @@ _FRAGMENTS = (0.04, 0.03)
 _FRAGMENTS_WITHIN = 0.015
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Prediction:
     """Of the worst stage. `spread_mb` is one standard deviation of `actual_mb`, `used_spread_mb` of `used_mb`."""
 
@@ -61,7 +61,7 @@ class Prediction:
         return max(self.actual_mb - doubt * self.spread_mb, self.used_mb - doubt * self.used_spread_mb)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Observation:
     """A stage that was dry-run."""
 
@@ -121,7 +121,9 @@ class MemoryModel:
             used, spread = self.stage(strategy, stage)
             ratio, ratio_spread = self._by_layout.get((layout, stage)) or _fragment_ratio(self.observations, used)
             whole = math.hypot(spread * (1 + ratio), used * ratio_spread)
-            found.append(Prediction(used, used * (1 + ratio), whole, stage, spread))
+            found.append(
+                Prediction(used_mb=used, actual_mb=used * (1 + ratio), spread_mb=whole, stage=stage, used_spread_mb=spread)
+            )
         return max(found, key=lambda prediction: prediction.actual_mb)
 
     def gain(self, target: Strategy, stage: int, probe: Strategy, probe_shape: ModelShape) -> float:
@@ -134,7 +136,7 @@ class MemoryModel:
         return [self.stage(seen.strategy, seen.stage, seen.shape)[0] / seen.used_mb - 1 for seen in self.observations]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _Units:
     """Sizes of a microbatch's tensors on a rank, MB."""
 
@@ -148,7 +150,9 @@ class _Units:
 
 @functools.lru_cache(maxsize=1 << 14)
 def _units(shape: ModelShape, tp: int, cp: int, micro_batch: int, sequence_parallel: bool, etp: int) -> _Units:
-    strategy = Strategy(tp, 1, 1, cp, micro_batch, ((1,),), sequence_parallel=sequence_parallel, etp=etp)
+    strategy = Strategy(
+        tp=tp, pp=1, dp=1, cp=cp, micro_batch=micro_batch, stages=((1,),), sequence_parallel=sequence_parallel, etp=etp
+    )
     tokens = token_share(shape, strategy)
     routed = routed_work = router = 0.0
     if shape.experts:
@@ -181,7 +185,7 @@ def _places(shape: ModelShape, strategy: Strategy, stage: int) -> tuple[Features
         places.append({**full, "logits": units.logits, "loss": units.hidden})
         places.append({**full, "gradient of logits": units.logits, "gradient of table": units.table})
     if stage == 0:
-        fewer = (max(0, held[0] - 1), *held[1:])
+        fewer = (max(0.0, held[0] - 1), *held[1:])
         rest = _held(shape, strategy, stage, units, layers, fewer)
         places.append({**rest, "gradient of table": units.table, "embedding": units.hidden})
     places.append({"step constant": 1.0, "step mask": _largest_gradient(shape, strategy, stage) / _MB})
@@ -236,23 +240,12 @@ def _states(shape: ModelShape, strategy: Strategy, stage: int) -> dict[str, floa
         if shape.experts:
             common["distributed experts"] = 2.0 * expert_parameters(shape, strategy, stage) / _MB
     if strategy.tp > 1 and (shape.experts or shape.latent):
-        common["replicated"] = 6.0 * _replicated(shape, strategy, stage) * (1 - 1 / strategy.tp) / _MB
+        common["replicated"] = 6.0 * replicated_parameters(shape, strategy, stage) * (1 - 1 / strategy.tp) / _MB
     return common
 
 
-def _replicated(shape: ModelShape, strategy: Strategy, stage: int) -> float:
-    """Parameters that every tensor-parallel rank may hold whole: routers, and the compressions of latent attention."""
-    found = 0.0
-    if shape.experts:
-        found += mixture_layers(shape, strategy, stage) * shape.hidden * shape.experts.number
-    if shape.latent:
-        ranks = shape.latent.query_rank + shape.latent.key_rank + shape.latent.rope
-        found += sum(strategy.stages[stage]) * shape.hidden * ranks
-    return found
-
-
 def _held(
-    shape: ModelShape, strategy: Strategy, stage: int, units: _Units, layers: Sequence[ChunkLayers], held: Sequence[int]
+    shape: ModelShape, strategy: Strategy, stage: int, units: _Units, layers: Sequence[ChunkLayers], held: Sequence[float]
 ) -> dict[str, float]:
     """Activations of the given microbatches of each chunk, and what comes with them."""
     kind = "selective" if strategy.recompute.kind == "selective" else "whole"

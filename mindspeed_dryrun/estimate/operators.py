@@ -34,6 +34,17 @@ class Operators:
     fused_permutation: bool = False
     recomputed_experts: bool = False  # the experts' products and their activation are computed again
     recomputed_mlp: bool = False  # everything behind attention is
+    latent_multiple: int = 128  # heads of latent attention are padded to it; 1: values to the size of queries; 0: not at all
+    sequence_pieces: int = 1  # Seq1F1B: the pipeline is filled with pieces of a sequence
+    older_release: bool = False  # the arguments are spelled as before MindSpeed-LLM 2.2 (Megatron-LM core_r0.8.0 at most)
+
+
+# Renamed in MindSpeed-LLM 2.2 (features_manager/arguments/deprecated_args.py).
+_OLD_SPELLINGS = (
+    "--use-mc2", "--use-deter-comp", "--cp-attention-mask-type", "--moe-intermediate-size", "--n-group", "--topk-group",
+    "--routed-scaling-factor", "--qk-rope-head-dim", "--qk-nope-head-dim", "--multi-head-latent-attention",
+    "--rope-scaling-beta-fast", "--rope-scaling-beta-slow",
+)  # fmt: skip
 
 
 def read_operators(args: Sequence[str]) -> Operators:
@@ -50,6 +61,7 @@ def read_operators(args: Sequence[str]) -> Operators:
         window=flags.number("--sliding-window") or 0,
         window_masks=flags.has("--interleave-sliding-window"),
         # The old spelling still switches it on: MindSpeed-LLM 2.2, features_manager/arguments/deprecated_args.py:61.
+        # `deprecated_use_mc2`: https://gitcode.com/Ascend/MindSpeed-LLM/blob/v2.2.0/mindspeed_llm/features_manager/arguments/deprecated_args.py#L61
         fused_collectives=flags.has("--use-ascend-mc2") or flags.has("--use-mc2"),
         fused_accumulation=not flags.has("--no-gradient-accumulation-fusion"),
         overlapped_reduce=flags.has("--overlap-grad-reduce"),
@@ -63,12 +75,28 @@ def read_operators(args: Sequence[str]) -> Operators:
         fused_permutation=flags.has_any(("--moe-permute-fusion", "--use-fused-moe-token-permute-and-unpermute")),
         recomputed_experts=flags.has("--moe-layer-recompute") or flags.text("--moe-zero-memory") in ("level0", "level1"),
         recomputed_mlp=_recomputed_mlp(flags),
+        latent_multiple=_latent_multiple(flags),
+        sequence_pieces=sequence_pieces(flags),
+        older_release=flags.has_any(_OLD_SPELLINGS),
     )
+
+
+def sequence_pieces(flags: Arguments) -> int:
+    """Into how many pieces Seq1F1B cuts a sequence (MindSpeed-LLM 2.3, docs/mindspore/features/seq1f1b.md)."""
+    return flags.positive("--seq1f1b-splits", 4) if flags.has("--enable-seq1f1b") else 1
+
+
+def _latent_multiple(flags: Arguments) -> int:
+    """What heads of queries, keys and values that differ in size are padded to (MindSpeed-LLM, multi_latent_attention.py)."""
+    if flags.has("--mla-fa-without-pad"):
+        return 0
+    return 1 if flags.text("--shape-order") == "BNSD" else flags.positive("--padded-base-length", 128)
 
 
 def _recomputed_mlp(flags: Arguments) -> bool:
     """`--swap-attention` keeps attention on the host and computes the MLPs of `--recompute-num-layers` layers of a chunk again
     (MindSpeed, docs/features/swap_attention.md). Counted where those are all layers of a chunk."""
+    # `AdaptiveRecomputeSwap`: https://gitcode.com/Ascend/MindSpeed/blob/v2.2.0_core_r0.12.1/mindspeed/core/memory/swap_attention/adaptor.py#L63
     pieces = flags.positive("--pipeline-model-parallel-size", 1)
     chunk = flags.number("--num-layers-per-virtual-pipeline-stage") or (flags.number("--num-layers") or 0) // pieces
     again = flags.number("--recompute-num-layers") or 0

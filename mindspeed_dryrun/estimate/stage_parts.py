@@ -27,7 +27,7 @@ class ChunkLayers:
 @functools.lru_cache(maxsize=1 << 14)
 def _kinds(stages: tuple[tuple[int, ...], ...], dualpipe: bool, experts: ExpertShape) -> tuple[tuple[tuple[bool, ...], ...], ...]:
     """[stage][chunk][layer]: whether it is a mixture."""
-    layout = Strategy(1, len(stages), 1, 1, 1, stages, dualpipe=dualpipe)
+    layout = Strategy(tp=1, pp=len(stages), dp=1, cp=1, micro_batch=1, stages=stages, dualpipe=dualpipe)
     found: list[list[tuple[bool, ...]]] = [[()] * len(chunks) for chunks in stages]
     first = 0
     for stage, chunk in layout.positions():
@@ -54,6 +54,7 @@ def chunk_layers(shape: ModelShape, strategy: Strategy, stage: int) -> list[Chun
 
 def keeps_mixtures(shape: ModelShape, strategy: Strategy) -> bool:
     """Whether no-op layers leave every layer what it is: Megatron counts them when it looks for mixtures."""
+    # `noop_layers`: https://gitcode.com/Ascend/MindSpeed-LLM/blob/v2.2.0/mindspeed_llm/core/transformer/transformer_block.py#L139
     empty = set(strategy.noop_layers)
     if shape.experts is None or not empty:
         return True
@@ -97,6 +98,18 @@ def stage_parameters(shape: ModelShape, strategy: Strategy, stage: int) -> float
         tables += 0 if first or shape.tied else 1
     parameters += mixtures * shape.shared_parameters
     return (parameters + tables * shape.vocabulary_parameters) / strategy.tp
+
+
+def replicated_parameters(shape: ModelShape, strategy: Strategy, stage: int) -> float:
+    """Parameters that every tensor-parallel rank holds whole: routers, and the compressions of latent attention."""
+    more = shape.prediction_layers if stage == strategy.head_stage else 0
+    found = 0.0
+    if shape.experts:
+        found += (mixture_layers(shape, strategy, stage) + more) * shape.hidden * shape.experts.number
+    if shape.latent:
+        ranks = shape.latent.query_rank + shape.latent.key_rank + shape.latent.rope
+        found += (sum(strategy.stages[stage]) + more) * shape.hidden * ranks
+    return found
 
 
 def expert_parameters(shape: ModelShape, strategy: Strategy, stage: int) -> float:

@@ -8,6 +8,7 @@ import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from mindspeed_dryrun.estimate.operators import sequence_pieces
 from mindspeed_dryrun.megatron.arguments import Arguments, pairs, without
 from mindspeed_dryrun.megatron.flags import with_tag
 from mindspeed_dryrun.megatron.layout import RING, ULYSSES, Layout, held_microbatches, read_layout
@@ -15,8 +16,10 @@ from mindspeed_dryrun.megatron.sizes import recompute_granularity
 
 HYBRID = ("hybrid_cp_algo", "hybrid_adaptive_cp_algo")
 # Megatron's own default (core/transformer/transformer_config.py, moe_token_dispatcher_type).
+# `moe_token_dispatcher_type`: https://github.com/NVIDIA/Megatron-LM/blob/core_v0.12.1/megatron/core/transformer/transformer_config.py#L421
 DEFAULT_DISPATCHER = "allgather"
 # MindSpeed's first dispatcher by exchange: experts are spread over data- and context-parallel ranks.
+# `MoEAlltoAllSEQTokenDispatcher`: https://github.com/NVIDIA/Megatron-LM/blob/core_v0.12.1/megatron/core/transformer/moe/legacy_a2a_token_dispatcher.py#L22
 OLD_DISPATCHER = "alltoall_seq"
 
 
@@ -40,7 +43,10 @@ class Recompute:
         return f"{self.kind} {self.layers}" if self.kind in ("block", "stage") else self.kind
 
 
-@dataclass(frozen=True)
+_NOTHING = Recompute()
+
+
+@dataclass(frozen=True, kw_only=True)
 class Strategy:
     """A layout of the model and the batch over `world` cards. `stages[s][c]` counts the real layers of chunk c."""
 
@@ -50,7 +56,7 @@ class Strategy:
     cp: int
     micro_batch: int
     stages: tuple[tuple[int, ...], ...]
-    recompute: Recompute = Recompute()
+    recompute: Recompute = _NOTHING
     sequence_parallel: bool = True
     distributed_optimizer: bool = False
     cp_algorithm: str = RING
@@ -96,7 +102,7 @@ class Strategy:
     @property
     def layout(self) -> Strategy:
         """The same without recomputation."""
-        return replace(self, recompute=Recompute())
+        return self if self.recompute == _NOTHING else replace(self, recompute=_NOTHING)
 
     @property
     def layers(self) -> int:
@@ -159,11 +165,18 @@ class Strategy:
     def microbatches(self, global_batch: int) -> int:
         return global_batch // (self.micro_batch * self.dp)
 
-    def in_flight(self, stage: int, microbatches: int) -> tuple[int, ...]:
+    @functools.cached_property
+    def _pieces(self) -> int:
+        return sequence_pieces(Arguments(self.options))
+
+    def in_flight(self, stage: int, microbatches: int) -> tuple[float, ...]:
         """For each chunk of a stage, the microbatches whose activations are held when the warm-up is over."""
+        if self._pieces > 1 and self.chunks == 1:
+            return (min(microbatches, (self._pieces + self.pp - stage - 1) / self._pieces),)
         if self.dualpipe:
             # Before the first backward pass: 2 (pp - stage - 1) passes of the first chunk, then stage + 1 of both
             # (MindSpeed, core/pipeline_parallel/dualpipev/dualpipev_schedules.py).
+            # `forward_backward_pipelining_with_cutinhalf`: https://gitcode.com/Ascend/MindSpeed/blob/v2.2.0_core_r0.12.1/mindspeed/core/pipeline_parallel/dualpipev/dualpipev_schedules.py#L734
             return min(microbatches, 2 * self.pp - stage - 1), min(microbatches, stage + 1)
         return held_microbatches(self.pp, self.chunks if self.chunks > 1 else None, stage, microbatches)
 
@@ -235,6 +248,7 @@ class Strategy:
     def _expert_arguments(self) -> list[str]:
         """EP and expert TP. The older dispatcher has `--moe-tp-extend-ep` for experts that no ranks share: its EP counts
         without TP (MindSpeed, core/parallel_state.py)."""
+        # `initialize_context_parallel_group_for_hybrid_cp`: https://gitcode.com/Ascend/MindSpeed/blob/v2.2.0_core_r0.12.1/mindspeed/core/parallel_state.py#L531
         words: list[str] = []
         if not self.etp:
             return words

@@ -31,10 +31,10 @@ from mindspeed_dryrun.estimate.stage_parts import (
     chunk_layers,
     expert_parameters,
     mixture_layers,
-    stage_parameters,
+    replicated_parameters,
     telling_stages,
 )
-from mindspeed_dryrun.estimate.strategy import Recompute, Strategy, read_strategy
+from mindspeed_dryrun.estimate.strategy import Strategy, read_strategy
 from mindspeed_dryrun.language import message
 from mindspeed_dryrun.megatron.model_shape import ModelShape, read_shape
 
@@ -44,17 +44,20 @@ _STEP_BYTES = 4 + 4 + 8 + 8 + 8 + 2 + 4
 # Traffic of Megatron's vocabulary-parallel loss per logit, bytes: cast to fp32 (6), maximum (4), difference (8),
 # exponential (8), sum (4), quotient (8); backward the product with the gradient (8) and the cast back (6).
 # Megatron-LM, core/tensor_parallel/cross_entropy.py.
+# `VocabParallelCrossEntropy`: https://github.com/NVIDIA/Megatron-LM/blob/core_v0.12.1/megatron/core/tensor_parallel/cross_entropy.py#L16
 _LOSS_BYTES = 52
 # Capped logits, bf16: quotient, tanh, product, and their gradients (MindSpeed-LLM, core/models/gpt/gpt_model.py).
+# `output_logit_softcapping`: https://gitcode.com/Ascend/MindSpeed-LLM/blob/v2.2.0/mindspeed_llm/core/models/gpt/gpt_model.py#L279
 _CAP_BYTES = 26
 
 # A release of MindSpeed-LLM. Before 2.2 its throughput line counted no-op layers, and attention in full.
+# `num_floating_point_operations_wrapper`: https://gitcode.com/Ascend/MindSpeed-LLM/blob/v2.2.0/mindspeed_llm/training/training.py#L832
 Release = tuple[int, int]
 NEWEST: Release = (2, 2)
 USUAL = Operators()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Estimate:
     """One iteration, in seconds. `low_s` and `high_s` are the ends of the error band."""
 
@@ -104,10 +107,10 @@ def estimate(
     """
     case = Case(shape, strategy, hardware, operators)
     seconds, compute, waiting, bubble, step = _iteration(case)
-    low, high = seconds, seconds
-    if hardware.error is not None:
-        low, high = seconds / (1 + hardware.error), seconds * (1 + hardware.error)
-    if not _is_fitted(shape, hardware):
+    error = _error(shape, strategy, hardware)
+    least = error or hardware.error or 0.0
+    low, high = seconds / (1 + least), seconds * (1 + least)
+    if error is None:
         low = min(low, _iteration(dataclasses.replace(case, hardware=hardware.at("high")))[0])
         high = max(high, _iteration(dataclasses.replace(case, hardware=hardware.at("low")))[0])
     tokens = shape.global_batch * shape.seq / seconds
@@ -125,16 +128,23 @@ def estimate(
     )
 
 
-def _is_fitted(shape: ModelShape, hardware: Hardware) -> bool:
-    """Whether the hardware file's error was measured on jobs like this one: no mixture was among them."""
-    return hardware.error is not None and shape.experts is None and shape.latent is None
+def _error(shape: ModelShape, strategy: Strategy, hardware: Hardware) -> float | None:
+    """The hardware file's error for jobs of this kind; None where it was not measured on any."""
+    if shape.experts is None:
+        return hardware.error if shape.latent is None else None
+    # The published mixtures exchange tokens inside a node.
+    stride = 1 if strategy.etp < strategy.tp else strategy.tp
+    return hardware.mixture_error if strategy.ep * stride <= hardware.link_cards else None
 
 
-def trust(shape: ModelShape, hardware: Hardware) -> str:
+def trust(shape: ModelShape, strategy: Strategy, hardware: Hardware) -> str:
     """How far a predicted time can be trusted, in a few words."""
-    if hardware.error is None or _is_fitted(shape, hardware):
+    error = _error(shape, strategy, hardware)
+    if hardware.error is None or (error is not None and shape.experts is None):
         return hardware.trust
-    return message("not fitted to mixtures or latent attention: both ends of every figure")
+    if error is not None:
+        return message(f"not fitted to mixtures of experts, published ones are met within ±{100 * error:.0f}%")
+    return message("not fitted to jobs like this one: both ends of every figure")
 
 
 def logged_flops(shape: ModelShape, strategy: Strategy, release: Release, operators: Operators = USUAL) -> float:
@@ -195,11 +205,12 @@ def _chunk_pass(case: Case, chunk: ChunkLayers, dense: LayerTime, mixture: Layer
 
 def _layer(case: Case, mixture: bool) -> LayerTime:
     # Most strategies of a search share their layer's time with hundreds of others.
-    sharing = dataclasses.replace(
-        case.strategy, pp=1, dp=1, stages=((1,),), recompute=Recompute(), distributed_optimizer=False, noop=None,
-        dualpipe=False,
+    own = case.strategy
+    sharing = Strategy(
+        tp=own.tp, pp=1, dp=1, cp=own.cp, micro_batch=own.micro_batch, stages=((1,),), sequence_parallel=own.sequence_parallel,
+        cp_algorithm=own.cp_algorithm, ulysses=own.ulysses, ep=own.ep, etp=own.etp, dispatcher=own.dispatcher,
     )  # fmt: skip
-    return layer_time(dataclasses.replace(case, strategy=sharing), mixture)
+    return layer_time(Case(case.shape, sharing, case.hardware, case.operators), mixture)
 
 
 def layer_passes(shape: ModelShape, strategy: Strategy, hardware: Hardware, operators: Operators = USUAL) -> tuple[Pass, Pass]:
@@ -222,7 +233,7 @@ def _iteration(case: Case) -> tuple[float, float, float, float, float]:
             time = time + known[chunk]
         stages.append(time)
     busiest = max(stages, key=lambda stage: stage.total)
-    fill = (sum(stage.total for stage in stages) - busiest.total) / strategy.chunks
+    fill = (sum(stage.total for stage in stages) - busiest.total) / strategy.chunks / case.operators.sequence_pieces
     gradients, step = end_of_iteration(case, busiest.total)
     microbatches = strategy.microbatches(case.shape.global_batch)
     compute = microbatches * busiest.compute
@@ -245,8 +256,11 @@ def end_of_iteration(case: Case, microbatch: float) -> tuple[float, float]:
 def _stage_end(case: Case, stage: int, microbatch: float) -> tuple[float, float]:
     strategy, operators = case.strategy, case.operators
     gradients = step = 0.0
+    whole = replicated_parameters(case.shape, strategy, stage) if strategy.tp > 1 else 0.0
+    if strategy.sequence_parallel and whole:  # each tensor-parallel rank has seen its own tokens only
+        gradients += 2 * gather_seconds(4.0 * whole, strategy.tp, 1, case.hardware)
     for parameters, size, stride in (
-        (stage_parameters(case.shape, strategy, stage), strategy.replicas, strategy.tp),
+        (volumes.dense_parameters(case.shape, strategy, stage), strategy.replicas, strategy.tp),
         (expert_parameters(case.shape, strategy, stage), strategy.expert_replicas, strategy.ep * max(1, strategy.etp)),
     ):
         reduce = gather_seconds(4.0 * parameters, size, stride, case.hardware) if parameters else 0.0
@@ -292,7 +306,7 @@ def exchange(case: Case, stage: int) -> Pass:
     neighbours = 1 if stage in (0, strategy.pp - 1) else 2
     start = 2 * hardware.latency_us.typical * 1e-6 * strategy.chunks
     # Without chunks Megatron waits for the card at every exchange and has to fill its queue again.
-    waited = _send_seconds(case) + hardware.exchange_ms.typical * 1e-3
+    waited = _send_seconds(case) + hardware.exchange_ms.typical * 1e-3 * case.operators.sequence_pieces
     return Pass(waiting=neighbours * (waited if strategy.chunks == 1 else start))
 
 

@@ -49,6 +49,7 @@ def trace(shape: ModelShape, strategy: Strategy, hardware: Hardware, operators: 
 
 def step_order(pp: int, chunks: int, microbatches: int, stage: int) -> list[Step]:
     """The passes of a stage in Megatron's order (core/pipeline_parallel/schedules.py)."""
+    # `forward_backward_pipelining_with_interleaving`: https://github.com/NVIDIA/Megatron-LM/blob/core_v0.12.1/megatron/core/pipeline_parallel/schedules.py#L672
     total = microbatches * chunks
     warm = min(total, pp - stage - 1 if chunks == 1 else 2 * (pp - stage - 1) + (chunks - 1) * pp)
     if chunks > 1 and microbatches == pp:

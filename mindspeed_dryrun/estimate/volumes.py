@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from mindspeed_dryrun.estimate.stage_parts import chunk_layers, expert_parameters, stage_parameters
+from mindspeed_dryrun.estimate.stage_parts import chunk_layers, expert_parameters, replicated_parameters, stage_parameters
 from mindspeed_dryrun.estimate.strategy import DEFAULT_DISPATCHER, Strategy
 from mindspeed_dryrun.megatron.model_shape import ModelShape
 from mindspeed_dryrun.record.communication import Collective, read_collectives
@@ -63,9 +63,16 @@ def exchange_bytes(shape: ModelShape, strategy: Strategy) -> float:
     return 2.0 * tokens * shape.experts.topk * shape.hidden if shape.experts else 0.0
 
 
+def dense_parameters(shape: ModelShape, strategy: Strategy, stage: int) -> float:
+    """Parameters of a rank's matrices beside routed experts, with those that tensor parallelism does not share out."""
+    whole = replicated_parameters(shape, strategy, stage) if strategy.tp > 1 else 0.0
+    return stage_parameters(shape, strategy, stage) + whole * (1 - 1 / strategy.tp)
+
+
 def weight_gathers(strategy: Strategy, overlapped: bool = False) -> int:
     """How often the distributed optimizer gathers the weights in an iteration. Experts have an optimizer of their own, and
     each of the two gathers all (Megatron-LM core_v0.12.1, core/optimizer/distrib_optimizer.py:2107)."""
+    # `step_with_ready_grads`: https://github.com/NVIDIA/Megatron-LM/blob/core_v0.12.1/megatron/core/optimizer/distrib_optimizer.py#L2088
     return 2 if strategy.etp and strategy.ep > 1 and not overlapped else 1
 
 
@@ -92,7 +99,7 @@ def counted(shape: ModelShape, strategy: Strategy, stage: int, overlapped_gather
         context = (3 * layers + again) * (strategy.cp - 1) * ring_bytes(shape, strategy)
     elif strategy.cp > 1:
         context = (2 * layers + again) * all_to_all_bytes(shape, strategy)
-    parameters = stage_parameters(shape, strategy, stage) if strategy.replicas > 1 else 0.0
+    parameters = dense_parameters(shape, strategy, stage) if strategy.replicas > 1 else 0.0
     parameters += expert_parameters(shape, strategy, stage) if strategy.expert_replicas > 1 else 0.0
     if parameters:
         shared = 4.0 + 2.0 * weight_gathers(strategy, overlapped_gather)
@@ -100,7 +107,9 @@ def counted(shape: ModelShape, strategy: Strategy, stage: int, overlapped_gather
     if strategy.ep > 1 and strategy.dispatcher != DEFAULT_DISPATCHER:
         # There and back, forward, backward, and forward again where it is recomputed.
         chunks = chunk_layers(shape, strategy, stage)
-        exchanged = sum(4 * chunk.mixtures + 2 * chunk.mixtures_again for chunk in chunks) * exchange_bytes(shape, strategy)
+        times = sum(4 * chunk.mixtures + 2 * chunk.mixtures_again for chunk in chunks)
+        times += 4 * shape.prediction_layers * (stage == strategy.head_stage)
+        exchanged = times * exchange_bytes(shape, strategy)
     return Volumes(tensor, context, data, exchanged)
 
 

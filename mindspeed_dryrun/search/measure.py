@@ -24,7 +24,7 @@ from mindspeed_dryrun.record.run_spec import RunSpec
 from mindspeed_dryrun.record.store import folder_name
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Measurement:
     """What a dry run of a strategy counted, by stage; `error` says why there are no figures."""
 
@@ -56,9 +56,11 @@ def read_measurement(report: Report, seconds: float, record: str | None = None) 
     if failed or not report.ranks:
         first = failed[0] if failed else None
         said = f"rank {first.rank}: {first.error or first.status}" if first else "no rank was simulated"
-        return Measurement({}, seconds, len(report.ranks), said, record)
+        return Measurement(stages={}, seconds=seconds, ranks=len(report.ranks), error=said, record=record)
     outside = report.outside_pool.hccl_mb if report.outside_pool else 0
-    return Measurement(report.stage_peaks, seconds, len(report.ranks), None, record, outside)
+    return Measurement(
+        stages=report.stage_peaks, seconds=seconds, ranks=len(report.ranks), error=None, record=record, outside_mb=outside
+    )
 
 
 def job_with(call: CapturedCall, script: str, strategy: Strategy, cards_per_node: int) -> Job:
@@ -96,6 +98,6 @@ class DryRuns:
             job = job_with(self.call, self.script, strategy, self.cards_per_node)
             report, folder = dry_run_beside(job, self.folder / folder_name(strategy.name), self.spec, self.execution, stages)
         except DryRunError as error:
-            return Measurement({}, error=str(error))
+            return Measurement(stages={}, error=str(error))
         seconds = sum(rank.seconds or 0.0 for rank in report.ranks)
         return read_measurement(report, seconds, str(folder))

@@ -13,7 +13,7 @@ from mindspeed_dryrun.devices.hardware import Hardware
 from mindspeed_dryrun.estimate import timeline, volumes
 from mindspeed_dryrun.estimate.strategy import Strategy
 from mindspeed_dryrun.estimate.time_model import Estimate, estimate, trust
-from mindspeed_dryrun.files import write_text
+from mindspeed_dryrun.files import write_output, write_text
 from mindspeed_dryrun.language import message, t
 from mindspeed_dryrun.megatron.model_shape import ModelShape
 from mindspeed_dryrun.report import strategy_page as page
@@ -88,7 +88,9 @@ def summary_lines(result: SearchResult, shape: ModelShape, hardware: Hardware) -
         lines.append(
             t(f"Communicators of the best take {best.outside_mb}M outside the pool; the card has {left}M left for them.")
         )
-    lines.append(t(f"Times are predicted for {hardware.name}, {t(trust(shape, hardware))}{doubt}."))
+    if shown := result.winners or result.candidates:
+        trusted = t(trust(shape, shown[0].strategy, hardware))
+        lines.append(t(f"Times are predicted for {hardware.name}, {trusted}{doubt}."))
     for candidate in result.failed:
         error = candidate.measurement.error if candidate.measurement else None
         lines.append(t(f"{candidate.strategy.name} could not be dry-run: {error}"))
@@ -264,7 +266,7 @@ def write_results(
     written += [folder / "strategy.json", target, folder / "convert_args.txt"]
     if trace is not None:
         trace.parent.mkdir(parents=True, exist_ok=True)
-        write_text(trace, json.dumps(timeline.trace(shape, best.strategy, hardware, best.operators)) + "\n")
+        write_output(trace, json.dumps(timeline.trace(shape, best.strategy, hardware, best.operators)) + "\n")
         written.append(trace)
     return written
 
@@ -305,8 +307,8 @@ def stage_table(best: Candidate, shape: ModelShape) -> page.Table:
     return page.Table(["stage", "layers", "recomputed", "microbatches held", "used", "with fragments"], rows)
 
 
-def _chunks(numbers: Sequence[int]) -> str:
-    return " + ".join(map(str, numbers))
+def _chunks(numbers: Sequence[float]) -> str:
+    return " + ".join(f"{number:g}" for number in numbers)
 
 
 def to_html(result: SearchResult, shape: ModelShape, hardware: Hardware, script: str) -> str:
@@ -315,7 +317,7 @@ def to_html(result: SearchResult, shape: ModelShape, hardware: Hardware, script:
     sections = []
     if rows:
         sections.append(
-            page.PageSection("Winners, each verified by dry run", table=page.Table(header, rows, left=2), text=[_NAMES])
+            page.PageSection(title="Winners, each verified by dry run", table=page.Table(header, rows, left=2), text=[_NAMES])
         )
         budget = t(f" Budget {format_mb(result.budget_mb)} a card.")
         verdict = Headline(t("FOUND"), "good", t(found_sentence(result)) + budget)
@@ -326,7 +328,7 @@ def to_html(result: SearchResult, shape: ModelShape, hardware: Hardware, script:
     if shown:
         sections.append(
             page.PageSection(
-                "Throughput over memory",
+                title="Throughput over memory",
                 plot=page.plot(shown, result.budget_mb, "tokens/s/card"),
                 text=["The line is the Pareto front. Throughput is predicted; memory of the small dots too."],
             )
@@ -334,13 +336,14 @@ def to_html(result: SearchResult, shape: ModelShape, hardware: Hardware, script:
     if result.winners:
         best = result.winners[0]
         sections += [
-            page.PageSection("The best strategy, by stage", table=stage_table(best, shape)),
-            page.PageSection("Its trainer arguments", code=[shlex.join(best.strategy.arguments())]),
+            page.PageSection(title="The best strategy, by stage", table=stage_table(best, shape)),
+            page.PageSection(title="Its trainer arguments", code=[shlex.join(best.strategy.arguments())]),
             page.PageSection(
-                "Arguments of the weight conversion, which must agree", code=[shlex.join(best.strategy.conversion_arguments())]
+                title="Arguments of the weight conversion, which must agree",
+                code=[shlex.join(best.strategy.conversion_arguments())],
             ),
         ]
-    sections.append(page.PageSection("What it took", text=summary_lines(result, shape, hardware)))
+    sections.append(page.PageSection(title="What it took", text=summary_lines(result, shape, hardware)))
     return page.render(t(f"Search for {script}"), verdict, sections)
 
 

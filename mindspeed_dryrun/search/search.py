@@ -49,7 +49,7 @@ Refusal = Callable[[Strategy], "str | None"]
 Variant = Callable[[tuple[str, ...]], tuple[ModelShape, Operators]]
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Candidate:
     """A strategy with all that is known of it."""
 
@@ -76,7 +76,7 @@ class SearchProgress:
     seconds_left: float | None
 
 
-@dataclass
+@dataclass(kw_only=True)
 class SearchResult:
     """What a search found, and what it took."""
 
@@ -123,7 +123,7 @@ class Search:
     ):
         self.shape, self.hardware, self.budget_mb, self.measure = shape, hardware, budget_mb, measure
         self.wanted, self.on_progress, self.per_stage = winners, on_progress, per_stage
-        self.result = SearchResult(budget_mb, 0, 0, [])
+        self.result = SearchResult(budget_mb=budget_mb, considered=0, struck_out=0, candidates=[])
         self._variant = functools.cache(variant or (lambda _: (shape, operators)))
         self._known: set[Strategy] = set()
         self._probes: dict[ProbeKey, Probe] = {}
@@ -178,7 +178,7 @@ class Search:
             bound = lower_bound_mb(shape, strategy)
             if bound <= self.budget_mb:
                 seconds = iteration_seconds(shape, strategy, self.hardware, operators)
-                found.append(Candidate(strategy, seconds, bound, operators))
+                found.append(Candidate(strategy=strategy, seconds=seconds, bound_mb=bound, operators=operators))
         self.result.considered += len(new)
         self.result.struck_out += len(new) - len(found)
         self.result.candidates = sorted([*self.result.candidates, *found], key=lambda candidate: candidate.key)
@@ -394,7 +394,10 @@ class Search:
     def _learn_from(self, shape: ModelShape, strategy: Strategy, measurement: Measurement) -> None:
         self._failures = 0
         self.model.add(
-            [Observation(shape, strategy, stage, peak.used_mb, peak.actual_mb) for stage, peak in measurement.stages.items()]
+            [
+                Observation(shape=shape, strategy=strategy, stage=stage, used_mb=peak.used_mb, actual_mb=peak.actual_mb)
+                for stage, peak in measurement.stages.items()
+            ]
         )
 
     def _timed(self, strategy: Strategy, stages: Collection[int] | None = None) -> Measurement:

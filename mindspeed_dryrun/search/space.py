@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from mindspeed_dryrun.estimate.stage_parts import keeps_mixtures
 from mindspeed_dryrun.estimate.strategy import DEFAULT_DISPATCHER, HYBRID, OLD_DISPATCHER, Recompute, Strategy
@@ -16,6 +18,10 @@ from mindspeed_dryrun.megatron.model_shape import ModelShape
 _FEWER_FIRST, _FEWER_LAST = 2, 4
 # From this many tokens on, context parallelism is tried unless the file says otherwise.
 _LONG, _CONTEXT_SIZES = 16384, (1, 2, 4, 8, 16)
+
+
+_VARIED = {"recompute", "sequence_parallel", "distributed_optimizer", "options"}
+_FIELDS = tuple(field.name for field in dataclasses.fields(Strategy) if field.name not in _VARIED)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +100,16 @@ def _layouts(shape: ModelShape, world: int, space: Space) -> Iterator[Strategy]:
                     continue
                 for micro_batch in space.micro_batch:
                     if shape.global_batch % (micro_batch * dp) == 0:
-                        plain = Strategy(tp, pp, dp, cp, micro_batch, ((1,),) * pp, cp_algorithm=algorithm, ulysses=ulysses)
+                        plain = Strategy(
+                            tp=tp,
+                            pp=pp,
+                            dp=dp,
+                            cp=cp,
+                            micro_batch=micro_batch,
+                            stages=((1,),) * pp,
+                            cp_algorithm=algorithm,
+                            ulysses=ulysses,
+                        )
                         yield from _with_experts(shape, plain, space)
 
 
@@ -131,17 +146,13 @@ def _variants(layout: Strategy, space: Space) -> Iterator[Strategy]:
     sequences = space.sequence_parallel if layout.tp > 1 else (False,)
     if layout.etp and layout.tp > 1:
         sequences = (True,)
-    for options in space.options:
-        for sequence_parallel in sequences:
-            for shared in sharings:
-                for recompute in _recompute_choices(layout.stages, space):
-                    yield dataclasses.replace(
-                        layout,
-                        recompute=recompute,
-                        sequence_parallel=sequence_parallel,
-                        distributed_optimizer=shared,
-                        options=options,
-                    )
+    # There are many: `dataclasses.replace` would take half of the time of all this.
+    same: dict[str, Any] = {name: getattr(layout, name) for name in _FIELDS}
+    choices = list(_recompute_choices(layout.stages, space))
+    for options, sequence_parallel, shared in itertools.product(space.options, sequences, sharings):
+        more: dict[str, Any] = {"options": options, "sequence_parallel": sequence_parallel, "distributed_optimizer": shared}
+        for recompute in choices:
+            yield Strategy(**same, **more, recompute=recompute)
 
 
 def _tensor_sizes(shape: ModelShape, world: int, space: Space) -> list[int]:

@@ -60,4 +60,6 @@ def _measured(file: RowsFile, row: RowSection, index: int, path: Path, release: 
         seconds = row.iteration_ms / 1000
     else:
         seconds = logged_flops(shape, strategy, release) / ((row.tflops_per_card or 1) * 1e12 * job.world_size)
-    return MeasuredRun(row.name or f"row {index}", shape, strategy, seconds, read_operators(job.args))
+    return MeasuredRun(
+        name=row.name or f"row {index}", shape=shape, strategy=strategy, seconds=seconds, operators=read_operators(job.args)
+    )

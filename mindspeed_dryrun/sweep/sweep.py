@@ -39,7 +39,7 @@ from mindspeed_dryrun.sweep.sweep_file import SweepPlan, Variant
 SCHEMA_VERSION = 1
 
 
-@dataclass
+@dataclass(kw_only=True)
 class VariantResult:
     """A variant with its outcome; `report` is None while it is open or when it failed before any rank ran."""
 
@@ -124,7 +124,7 @@ class Sweep:
         stop: threading.Event | None = None,
     ):
         self.plan, self.folder, self.dry_run, self.on_row = plan, folder, dry_run, on_row
-        self.rows = [VariantResult(variant) for variant in plan.variants]
+        self.rows = [VariantResult(variant=variant) for variant in plan.variants]
         self.at_once = at_once
         self.stop = stop or threading.Event()
         self.interrupted: KeyboardInterrupt | None = None
@@ -211,7 +211,7 @@ def _cells(rows: Sequence[VariantResult]) -> tuple[list[str], list[list[str]]]:
                 f"{guess.tflops_per_card:.0f}" if guess else "-",
             ]
         body.append([*cells, f"{row.seconds:.0f}", t(_VERDICT_SENTENCES[row.status])])
-    return [*header, "seconds", "verdict"], body
+    return [*header, message("seconds"), "verdict"], body
 
 
 def to_text(plan: SweepPlan, rows: Sequence[VariantResult]) -> str:
@@ -249,12 +249,12 @@ def to_html(plan: SweepPlan, rows: Sequence[VariantResult]) -> str:
     if any(row.estimate for row in rows) and plan.hardware:
         notes = t(_time_note(plan.hardware, plan.release)).splitlines()
     sections = [
-        page.PageSection("Peak memory", bars=page.bars(drawn, budget_mb), budget=budget_mb),
-        page.PageSection("Variants", table=page.Table(header, body, 1, marks), text=notes),
+        page.PageSection(title="Peak memory", bars=page.bars(drawn, budget_mb), budget=budget_mb),
+        page.PageSection(title="Variants", table=page.Table(header, body, 1, marks), text=notes),
     ]
     problems = [f"{row.variant.name}: {t(row.error)}" for row in rows if row.error]
     if problems:
-        sections.append(page.PageSection("Problems", code=problems))
+        sections.append(page.PageSection(title="Problems", code=problems))
     return page.render(t(f"Sweep of {plan.script.name}"), _verdict(rows), sections)
 
 

@@ -14,12 +14,14 @@ from pydantic import BeforeValidator, Field
 from mindspeed_dryrun.devices.hardware import Hardware, read_hardware
 from mindspeed_dryrun.errors import UsageError
 from mindspeed_dryrun.estimate.time_model import NEWEST, Release
+from mindspeed_dryrun.language import message
 from mindspeed_dryrun.units import parse_size_mb
 from mindspeed_dryrun.user_file import Text, Texts, UserFile, Variables, Words, mapping_or, read_file
 
-_Choices = Annotated[dict[str, Texts], BeforeValidator(mapping_or("must map each name to the list of its values"))]
+_Choices = Annotated[dict[str, Texts], BeforeValidator(mapping_or(message("must map each name to the list of its values")))]
 _Labelled = Annotated[
-    dict[str, Words], BeforeValidator(mapping_or("must map a label to its arguments, such as 'recompute: --recompute-…'"))
+    dict[str, Words],
+    BeforeValidator(mapping_or(message("must map a label to its arguments, such as 'recompute: --recompute-…'"))),
 ]
 
 

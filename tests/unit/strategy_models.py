@@ -19,7 +19,21 @@ def shape(
     layers: int, hidden: int, ffn: int, heads: int, groups: int, vocab: int, tied: bool = False, seq: int = 4096,
     batch: int = 64,
 ) -> ModelShape:  # fmt: skip
-    return ModelShape(layers, hidden, ffn, heads, groups, hidden // heads, vocab, True, tied, seq, batch, True, False)
+    return ModelShape(
+        layers=layers,
+        hidden=hidden,
+        ffn=ffn,
+        heads=heads,
+        query_groups=groups,
+        head_dim=hidden // heads,
+        vocab=vocab,
+        gated=True,
+        tied=tied,
+        seq=seq,
+        global_batch=batch,
+        full_states=True,
+        shared_master=False,
+    )
 
 
 MODELS = {

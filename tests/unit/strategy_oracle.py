@@ -31,7 +31,7 @@ class Oracle:
         self.asked.add(strategy)
         found = {stage: self._stage(strategy, stage) for stage in (range(strategy.pp) if stages is None else stages)}
         self.ranks += len(found)
-        return Measurement(found, seconds=1.0, ranks=len(found))
+        return Measurement(stages=found, seconds=1.0, ranks=len(found))
 
     def _stage(self, strategy: Strategy, stage: int) -> StagePeak:
         shape, tp = self.shape, strategy.tp

@@ -129,7 +129,7 @@ def test_a_first_dry_run_that_fails_is_a_sentence() -> None:
     shape = MODELS["small"]
 
     def broken(strategy: Strategy, stages: Stages = None) -> Measurement:
-        return Measurement({}, error="rank 0: --strange-flag is not modelled")
+        return Measurement(stages={}, error="rank 0: --strange-flag is not modelled")
 
     with pytest.raises(DryRunError, match="--strange-flag is not modelled"):
         Search(shape, strategies(shape, 2, Space()), HARDWARE, 1500, broken).run()
@@ -149,7 +149,7 @@ def test_when_nothing_can_be_dry_run_the_search_stops() -> None:
 
     def broken(strategy: Strategy, stages: Stages = None) -> Measurement:
         asked.append(strategy)
-        return Measurement({}, error="no engine")
+        return Measurement(stages={}, error="no engine")
 
     with pytest.raises(DryRunError, match="no engine"):
         Search(shape, strategies(shape, 2, Space()), HARDWARE, 60000, broken).run()
@@ -164,7 +164,7 @@ def test_what_was_found_is_kept_when_the_engine_breaks_half_way() -> None:
 
     def breaks(strategy: Strategy, stages: Stages = None) -> Measurement:
         if len(oracle.asked) > whole.probes:
-            return Measurement({}, error="disk full")
+            return Measurement(stages={}, error="disk full")
         return oracle(strategy, stages)
 
     found = Search(shape, listed, HARDWARE, 58 * 1024, breaks).run()
@@ -179,7 +179,7 @@ def test_a_strategy_that_fails_is_shown_and_passed() -> None:
     fastest = Search(shape, listed, HARDWARE, 60000, oracle).result.candidates[0].strategy
 
     def fails_once(strategy: Strategy, stages: Stages = None) -> Measurement:
-        return Measurement({}, error="rank 3: crashed") if strategy == fastest else oracle(strategy, stages)
+        return Measurement(stages={}, error="rank 3: crashed") if strategy == fastest else oracle(strategy, stages)
 
     found = Search(shape, listed, HARDWARE, 60000, fails_once).run()
     assert found.failed[0].strategy == fastest and found.winners
@@ -241,8 +241,16 @@ def _result() -> tuple[SearchResult, ModelShape]:
 
 def test_strategy_json_has_galvatrons_fields_beside_ours() -> None:
     shape = MODELS["qwen2.5-7b"]
-    strategy = Strategy(2, 4, 1, 1, 1, ((1, 2, 2, 2), (1, 2, 2, 2), (1, 2, 2, 2), (2, 2, 2, 1)), Recompute("block", 1))
-    winner = Candidate(strategy, 1.0, 1.0, measurement=Oracle(shape)(strategy))
+    strategy = Strategy(
+        tp=2,
+        pp=4,
+        dp=1,
+        cp=1,
+        micro_batch=1,
+        stages=((1, 2, 2, 2), (1, 2, 2, 2), (1, 2, 2, 2), (2, 2, 2, 1)),
+        recompute=Recompute("block", 1),
+    )
+    winner = Candidate(strategy=strategy, seconds=1.0, bound_mb=1.0, measurement=Oracle(shape)(strategy))
     data = results.strategy_json(winner, shape, estimate(shape, strategy, HARDWARE), 59392)
     assert json.loads(json.dumps(data)) == data
     fields = data["galvatron"]
@@ -260,9 +268,29 @@ def test_strategy_json_has_galvatrons_fields_beside_ours() -> None:
 @pytest.mark.parametrize(
     "strategy",
     [
-        Strategy(4, 2, 2, 1, 2, ((14,), (14,)), Recompute("full", 1), True, True),
-        Strategy(2, 4, 1, 1, 1, ((1, 2, 2, 2), (1, 2, 2, 2), (1, 2, 2, 2), (2, 2, 2, 1))),
-        Strategy(1, 2, 4, 1, 1, ((15,), (13,)), Recompute("none"), False, True),
+        Strategy(
+            tp=4,
+            pp=2,
+            dp=2,
+            cp=1,
+            micro_batch=2,
+            stages=((14,), (14,)),
+            recompute=Recompute("full", 1),
+            sequence_parallel=True,
+            distributed_optimizer=True,
+        ),
+        Strategy(tp=2, pp=4, dp=1, cp=1, micro_batch=1, stages=((1, 2, 2, 2), (1, 2, 2, 2), (1, 2, 2, 2), (2, 2, 2, 1))),
+        Strategy(
+            tp=1,
+            pp=2,
+            dp=4,
+            cp=1,
+            micro_batch=1,
+            stages=((15,), (13,)),
+            recompute=Recompute("none"),
+            sequence_parallel=False,
+            distributed_optimizer=True,
+        ),
     ],
     ids=lambda strategy: strategy.name,
 )
@@ -293,7 +321,17 @@ msrun --worker_num 8 --local_worker_num=8 pretrain_gpt.py $ARGS --micro-batch-si
 """
     original.write_bytes(text.encode("gbk"))
     sets, args = {"SEQ": "8192", "BATCH": "128"}, ("--data-path", "d", "--swiglu", "--micro-batch-size", "9")
-    strategy = Strategy(2, 2, 2, 1, 4, ((14,), (14,)), Recompute("full", 1), True, True)
+    strategy = Strategy(
+        tp=2,
+        pp=2,
+        dp=2,
+        cp=1,
+        micro_batch=4,
+        stages=((14,), (14,)),
+        recompute=Recompute("full", 1),
+        sequence_parallel=True,
+        distributed_optimizer=True,
+    )
     copy = tmp_path / "out" / "train.sh"
     write_script(copy, original, strategy, 4, sets, args)
     assert "训练脚本".encode("gbk") in copy.read_bytes()
@@ -309,7 +347,7 @@ msrun --worker_num 8 --local_worker_num=8 pretrain_gpt.py $ARGS --micro-batch-si
 def test_smaller_nodes_count_in_script_and_time(tmp_path: Path) -> None:
     plan = read_search(_file(tmp_path, cluster={"nodes": 2, "cards_per_node": 4}))
     assert (plan.world, plan.hardware.cards_per_node, plan.hardware.link_cards) == (8, 4, 4)
-    strategy = Strategy(8, 1, 1, 1, 1, ((28,),))
+    strategy = Strategy(tp=8, pp=1, dp=1, cp=1, micro_batch=1, stages=((28,),))
     shape = MODELS["qwen2.5-7b"]
     assert iteration_seconds(shape, strategy, plan.hardware) > iteration_seconds(shape, strategy, HARDWARE)
 
@@ -354,7 +392,7 @@ def test_a_page_escapes_what_it_is_given() -> None:
     text = page.render(
         "<script>",
         Headline("FOUND", "good", "<script>"),
-        [page.PageSection("s", bars, 20, drawn, table, ["<script>"], ["<script>"])],
+        [page.PageSection(title="s", bars=bars, budget=20, plot=drawn, table=table, code=["<script>"], text=["<script>"])],
     )
     assert "<script" not in text and text.count("&lt;script&gt;") >= 7 and "no figures" in text
 

@@ -24,7 +24,9 @@ QWEN = MODELS["qwen2.5-7b"]
 
 def _strategy(layers: tuple[int, ...], each: tuple[int, ...]) -> Strategy:
     recompute = Recompute("block", max(each), each)
-    return Strategy(2, len(layers), 1, 1, 1, tuple((count,) for count in layers), recompute)
+    return Strategy(
+        tp=2, pp=len(layers), dp=1, cp=1, micro_batch=1, stages=tuple((count,) for count in layers), recompute=recompute
+    )
 
 
 @pytest.mark.parametrize(
@@ -84,7 +86,7 @@ def test_the_fewest_layers_are_those_of_the_brute_force(data: st.DataObject) -> 
 
 
 def test_only_what_one_number_for_all_stages_cannot_say() -> None:
-    layout = Strategy(2, 2, 1, 1, 1, ((3,), (3,)))
+    layout = Strategy(tp=2, pp=2, dp=1, cp=1, micro_batch=1, stages=((3,), (3,)))
 
     def memory(strategy: Strategy, stage: int) -> float:
         return 10.0 * (2 - stage) * (3 - strategy.recomputed(stage)[0]) + strategy.recomputed_noop(stage)[0]

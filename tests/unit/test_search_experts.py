@@ -48,7 +48,7 @@ def test_the_shape_of_a_mixture_is_read() -> None:
     assert dataclasses.replace(found, vocab_grows=DEEPSEEK.vocab_grows, head_dim=DEEPSEEK.head_dim) == DEEPSEEK
     assert read_shape([*FLAGS, "--first-k-dense-replace", "-1"]).experts.dense_in_front == 0  # type: ignore[union-attr]
     # As published: 15.7 billion parameters.
-    one = Strategy(1, 1, 1, 1, 1, ((27,),), etp=1)
+    one = Strategy(tp=1, pp=1, dp=1, cp=1, micro_batch=1, stages=((27,),), etp=1)
     assert stage_parameters(found, one, 0) + expert_parameters(found, one, 0) == pytest.approx(15.7e9, rel=0.01)
 
 
@@ -86,7 +86,7 @@ def test_the_older_dispatcher_spreads_experts_over_data_parallel_ranks() -> None
 
 def test_no_op_layers_may_not_turn_a_dense_layer_into_a_mixture() -> None:
     shape = MIXTURES["small-with-prediction"]
-    good = Strategy(1, 2, 1, 1, 1, ((6,), (6,)), etp=1)
+    good = Strategy(tp=1, pp=2, dp=1, cp=1, micro_batch=1, stages=((6,), (6,)), etp=1)
     shifted = dataclasses.replace(good, stages=((2,), (10,)))
     assert keeps_mixtures(shape, good) and not keeps_mixtures(shape, shifted)
     assert [mixture_layers(shape, good, stage) for stage in (0, 1)] == [3, 6]
@@ -177,7 +177,12 @@ def test_small_dry_runs_predict_large_ones(name: str) -> None:
 
 def _learn(model: MemoryModel, shape: ModelShape, strategy: Strategy) -> None:
     measured = MixtureOracle(shape, fragments=0.0)(strategy)
-    model.add([Observation(shape, strategy, stage, peak.used_mb, peak.actual_mb) for stage, peak in measured.stages.items()])
+    model.add(
+        [
+            Observation(shape=shape, strategy=strategy, stage=stage, used_mb=peak.used_mb, actual_mb=peak.actual_mb)
+            for stage, peak in measured.stages.items()
+        ]
+    )
 
 
 def test_a_probe_has_a_mixture() -> None:
@@ -218,7 +223,7 @@ def test_dualpipev_is_a_schedule_of_its_own() -> None:
 
 def test_the_trace_of_dualpipev_runs_every_pass_once() -> None:
     shape = dataclasses.replace(MIXTURES["small-with-prediction"], layers=16, global_batch=16)
-    strategy = Strategy(1, 4, 1, 1, 1, ((2, 2),) * 4, etp=1, dispatcher="alltoall", dualpipe=True)
+    strategy = Strategy(tp=1, pp=4, dp=1, cp=1, micro_batch=1, stages=((2, 2),) * 4, etp=1, dispatcher="alltoall", dualpipe=True)
     events = [event for event in trace(shape, strategy, HARDWARE)["traceEvents"] if event.get("cat") in ("forward", "backward")]
     assert len(events) == len({(event["name"], event["pid"]) for event in events}) == 2 * 2 * 4 * 16
     for stage in range(4):
@@ -302,11 +307,32 @@ def test_a_space_that_the_trainer_refuses_as_a_whole_says_why() -> None:
         Search(shape, listed, HARDWARE, 58166, MixtureOracle(shape), 1, refusal=lambda _: "This flag is not modelled.").run()
 
 
+@pytest.mark.parametrize(("stage", "exchanged", "data"), [(0, 6496.9, 12589.8), (1, 6720.9, 11934.5)])
+def test_volumes_with_latent_attention_and_a_prediction_layer(stage: int, exchanged: float, data: float) -> None:
+    """DeepSeek-V3 on 512 cards, dry-run: MB of exchanged tokens a microbatch, of gradients and weights an iteration. Routers and
+    compressions are whole on every tensor-parallel rank; the prediction layer is a mixture of the last stage."""
+    strategy = Strategy(
+        tp=8,
+        pp=2,
+        dp=32,
+        cp=1,
+        micro_batch=1,
+        stages=((32,), (29,)),
+        distributed_optimizer=True,
+        ep=256,
+        etp=1,
+        dispatcher="alltoall_seq",
+    )
+    found = counted(MIXTURES["deepseek-v3"], strategy, stage)
+    assert found.experts / 2**20 == pytest.approx(exchanged, rel=1e-3)
+    assert found.data / 2**20 == pytest.approx(data, rel=1e-3)
+
+
 def test_volumes_of_a_mixture_are_those_that_the_engine_lists() -> None:
     # Qwen3-30B-A3B on 16 cards, dry-run: 13827M of exchanged tokens a microbatch, 5880M of gradients and weights an iteration.
     shape = MIXTURES["qwen3-30b-a3b"]
     strategy = Strategy(
-        1, 2, 8, 1, 1, ((24,), (24,)), Recompute("block", 6, (6, 0)), distributed_optimizer=True, ep=8, etp=1,
+        tp=1, pp=2, dp=8, cp=1, micro_batch=1, stages=((24,), (24,)), recompute=Recompute("block", 6, (6, 0)), distributed_optimizer=True, ep=8, etp=1,
         dispatcher="alltoall_seq",
     )  # fmt: skip
     found = counted(shape, strategy, 0)

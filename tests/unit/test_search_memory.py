@@ -25,7 +25,7 @@ PUBLISHED = {"none": (55389, 48436), "full": (34946, 37813)}
 @pytest.mark.parametrize("kind", PUBLISHED)
 def test_the_bound_is_below_what_mindspeed_llm_counts(kind: str) -> None:
     shape = dataclasses.replace(QWEN, seq=10240)
-    strategy = Strategy(2, 2, 1, 1, 1, ((14,), (14,)), Recompute(kind, 1))
+    strategy = Strategy(tp=2, pp=2, dp=1, cp=1, micro_batch=1, stages=((14,), (14,)), recompute=Recompute(kind, 1))
     for stage, counted in enumerate(PUBLISHED[kind]):
         bound = state_mb(shape, strategy, stage) + saved_mb(shape, strategy, stage)
         assert 0.8 * counted < bound < counted
@@ -42,16 +42,21 @@ def test_the_bound_is_below_every_count_of_the_oracle(model: str, cards: int) ->
 
 def test_parameters_add_up_to_the_model() -> None:
     """7.6 billion, spread over any layout, with tied tables held twice by a pipeline."""
-    for strategy in (Strategy(2, 4, 1, 1, 1, ((7,),) * 4), Strategy(1, 1, 8, 1, 1, ((28,),))):
+    for strategy in (
+        Strategy(tp=2, pp=4, dp=1, cp=1, micro_batch=1, stages=((7,),) * 4),
+        Strategy(tp=1, pp=1, dp=8, cp=1, micro_batch=1, stages=((28,),)),
+    ):
         total = sum(stage_parameters(QWEN, strategy, stage) for stage in range(strategy.pp)) * strategy.tp
         assert total == QWEN.layers * QWEN.layer_parameters + 2 * QWEN.vocabulary_parameters
         assert total == pytest.approx(7.6e9, rel=0.01)
     tied = MODELS["qwen2.5-0.5b"]
-    assert stage_parameters(tied, Strategy(1, 1, 8, 1, 1, ((24,),)), 0) == pytest.approx(0.494e9, rel=0.01)
+    assert stage_parameters(tied, Strategy(tp=1, pp=1, dp=8, cp=1, micro_batch=1, stages=((24,),)), 0) == pytest.approx(
+        0.494e9, rel=0.01
+    )
 
 
 def test_flags_that_shrink_the_states_shrink_the_bound() -> None:
-    strategy = Strategy(2, 2, 2, 1, 1, ((14,), (14,)))
+    strategy = Strategy(tp=2, pp=2, dp=2, cp=1, micro_batch=1, stages=((14,), (14,)))
     whole = state_mb(QWEN, strategy, 0)
     assert state_mb(dataclasses.replace(QWEN, shared_master=True), strategy, 0) == pytest.approx(whole * 16 / 18)
     assert state_mb(dataclasses.replace(QWEN, full_states=False), strategy, 0) == pytest.approx(whole * 2 / 18)
@@ -109,7 +114,13 @@ def _learn(model: MemoryModel, oracle: Oracle, strategy: Strategy, shape: object
     measured = Oracle(dataclasses.replace(stages, layers=strategy.layers))(strategy)
     model.add(
         [
-            Observation(dataclasses.replace(stages, layers=strategy.layers), strategy, index, peak.used_mb, peak.actual_mb)
+            Observation(
+                shape=dataclasses.replace(stages, layers=strategy.layers),
+                strategy=strategy,
+                stage=index,
+                used_mb=peak.used_mb,
+                actual_mb=peak.actual_mb,
+            )
             for index, peak in measured.stages.items()
         ]
     )

@@ -9,9 +9,12 @@ from pathlib import Path
 import pytest
 from strategy_models import MODELS, read_space
 
+from mindspeed_dryrun.devices.hardware import read_hardware
 from mindspeed_dryrun.errors import UsageError
 from mindspeed_dryrun.estimate.lower_bound import saved_mb, state_mb
+from mindspeed_dryrun.estimate.operators import read_operators
 from mindspeed_dryrun.estimate.strategy import Recompute, Strategy, apply, read_strategy
+from mindspeed_dryrun.estimate.time_model import estimate
 from mindspeed_dryrun.launch.job import understand
 from mindspeed_dryrun.launch.msrun_call import read_msrun_call
 from mindspeed_dryrun.megatron.arguments import without
@@ -101,10 +104,10 @@ def test_the_strategy_of_the_lab() -> None:
 
 
 def test_microbatches_in_flight_follow_the_schedules() -> None:
-    plain = Strategy(1, 4, 1, 1, 1, ((7,),) * 4)
+    plain = Strategy(tp=1, pp=4, dp=1, cp=1, micro_batch=1, stages=((7,),) * 4)
     assert [plain.in_flight(stage, 64) for stage in range(4)] == [(4,), (3,), (2,), (1,)]
     assert plain.in_flight(0, 2) == (2,)
-    interleaved = Strategy(1, 4, 1, 1, 1, ((2, 2),) * 4)
+    interleaved = Strategy(tp=1, pp=4, dp=1, cp=1, micro_batch=1, stages=((2, 2),) * 4)
     # 2 (PP - stage - 1) + (chunks - 1) PP passes ahead, and one more.
     assert [sum(interleaved.in_flight(stage, 64)) for stage in range(4)] == [11, 9, 7, 5]
     assert interleaved.in_flight(0, 64) == (7, 4)
@@ -114,7 +117,17 @@ def test_the_flags_of_the_script_give_way() -> None:
     rest = without(ARGS, with_tag("strategy"))
     assert "--tensor-model-parallel-size=2" not in rest and "--recompute-activations" not in rest
     assert "--sequence-parallel" not in rest and "--bf16" in rest
-    strategy = Strategy(1, 2, 4, 1, 2, ((14,), (14,)), Recompute("block", 3), False, True)
+    strategy = Strategy(
+        tp=1,
+        pp=2,
+        dp=4,
+        cp=1,
+        micro_batch=2,
+        stages=((14,), (14,)),
+        recompute=Recompute("block", 3),
+        sequence_parallel=False,
+        distributed_optimizer=True,
+    )
     text = " ".join(apply(ARGS, strategy))
     assert text.count("--tensor-model-parallel-size") == 1
     assert "--recompute-granularity full --recompute-method block --recompute-num-layers 3" in text
@@ -133,7 +146,7 @@ def test_recomputed_layers_of_a_stage_take_turns_over_its_chunks() -> None:
 
 
 def _stage(chunks: tuple[int, ...], recompute: Recompute) -> Strategy:
-    return Strategy(1, 1, 1, 1, 1, (chunks,), recompute)
+    return Strategy(tp=1, pp=1, dp=1, cp=1, micro_batch=1, stages=(chunks,), recompute=recompute)
 
 
 def test_a_search_offers_every_number_of_recomputed_layers_of_a_stage() -> None:
@@ -154,7 +167,7 @@ def test_a_search_offers_every_number_of_recomputed_layers_of_a_stage() -> None:
 def test_what_the_model_of_a_layer_does_not_hold_for() -> None:
     """A flag by which a layer keeps less takes the activations out of the lower bound."""
     plain, less = read_shape(ARGS), read_shape([*ARGS, "--recompute-activation-function"])
-    strategy = Strategy(2, 4, 1, 1, 1, ((7,),) * 4)
+    strategy = Strategy(tp=2, pp=4, dp=1, cp=1, micro_batch=1, stages=((7,),) * 4)
     assert plain.full_activations and not less.full_activations
     assert saved_mb(plain, strategy, 0) > 0 == saved_mb(less, strategy, 0)
     assert state_mb(plain, strategy, 0) == state_mb(less, strategy, 0)
@@ -229,3 +242,20 @@ def test_search_and_trainer_agree_on_derived_sizes(more: str) -> None:
     found, settings = read_shape(words), read_settings(words, 0, 1)
     assert (found.ffn, found.vocab, found.head_dim) == (settings.ffn_size, settings.padded_vocab, settings.kv_size)
     assert found.gated == (settings.swiglu or settings.gelu_tanh)
+
+
+def test_seq1f1b_holds_pieces_and_fills_the_pipeline_with_them() -> None:
+    """(pieces + PP - 1) / pieces microbatches on the first stage (MindSpeed-LLM 2.3, docs/mindspore/features/seq1f1b.md); its
+    bound is that of the states alone."""
+    plain = Strategy(tp=1, pp=8, dp=1, cp=1, micro_batch=1, stages=((3,), *((4,),) * 6, (1,)))
+    options = ("--enable-seq1f1b", "--seq1f1b-splits", "4")
+    pieces = dataclasses.replace(plain, options=options)
+    assert plain.in_flight(0, 32) == (8,) and plain.in_flight(7, 32) == (1,)
+    assert pieces.in_flight(0, 32) == (2.75,) and pieces.in_flight(7, 32) == (1,)
+    assert dataclasses.replace(plain, options=options[:1]).in_flight(0, 32) == (2.75,)
+    assert read_operators(options).sequence_pieces == 4
+    shape = read_shape([*ARGS, *options])
+    assert not shape.full_activations
+    hardware = read_hardware("ascend910b-64g")
+    bubbles = [estimate(shape, plain, hardware, operators=read_operators(words)).bubble_s for words in ((), options)]
+    assert bubbles[1] == pytest.approx(bubbles[0] / 4, rel=0.1)

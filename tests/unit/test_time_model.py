@@ -15,7 +15,7 @@ from mindspeed_dryrun.commands import main
 from mindspeed_dryrun.devices.hardware import Hardware, Range, build_hardware, read_hardware, to_yaml
 from mindspeed_dryrun.errors import UsageError
 from mindspeed_dryrun.estimate.calibration import MeasuredRun, fit, read_log, row_of_log
-from mindspeed_dryrun.estimate.layer_time import gather_seconds, matmul_seconds
+from mindspeed_dryrun.estimate.layer_time import exchange_seconds, gather_seconds, matmul_seconds
 from mindspeed_dryrun.estimate.strategy import Recompute, Strategy
 from mindspeed_dryrun.estimate.time_model import (
     estimate,
@@ -28,10 +28,12 @@ from mindspeed_dryrun.megatron.model_shape import ModelShape
 HARDWARE = hardware()
 QWEN = MODELS["qwen2.5-7b"]
 LAB = {
-    "TP2PP4": Strategy(2, 4, 1, 1, 1, ((7,),) * 4),
-    "TP2PP4+VPP": Strategy(2, 4, 1, 1, 1, ((2, 1, 2, 2), (0, 2, 2, 2), (1, 2, 2, 2), (2, 2, 2, 2)), noop=(2, 3, 5, 8)),
-    "TP4PP2": Strategy(4, 2, 1, 1, 1, ((14,), (14,))),
-    "TP4PP2+recompute": Strategy(4, 2, 1, 1, 1, ((14,), (14,)), Recompute("full", 1)),
+    "TP2PP4": Strategy(tp=2, pp=4, dp=1, cp=1, micro_batch=1, stages=((7,),) * 4),
+    "TP2PP4+VPP": Strategy(
+        tp=2, pp=4, dp=1, cp=1, micro_batch=1, stages=((2, 1, 2, 2), (0, 2, 2, 2), (1, 2, 2, 2), (2, 2, 2, 2)), noop=(2, 3, 5, 8)
+    ),
+    "TP4PP2": Strategy(tp=4, pp=2, dp=1, cp=1, micro_batch=1, stages=((14,), (14,))),
+    "TP4PP2+recompute": Strategy(tp=4, pp=2, dp=1, cp=1, micro_batch=1, stages=((14,), (14,)), recompute=Recompute("full", 1)),
 }
 
 
@@ -70,6 +72,22 @@ def test_groups_across_nodes_use_the_network() -> None:
     inside = gather_seconds(1e9, 8, 1, HARDWARE)
     assert gather_seconds(1e9, 8, 8, HARDWARE) > 3 * inside
     assert gather_seconds(1e9, 1, 1, HARDWARE) == 0
+
+
+def test_nodes_hand_on_what_others_have_sent() -> None:
+    """Across two nodes every card sends its own piece; a group of one card a node sends everything over the network."""
+    apart = gather_seconds(1e9, 2, 8, HARDWARE)
+    assert gather_seconds(1e9, 16, 1, HARDWARE) < apart / 3
+    network = HARDWARE.network_gb_s.typical * 1e9
+    assert apart == pytest.approx(0.5e9 / network, rel=0.01)
+
+
+def test_an_exchange_across_nodes_crosses_the_network_with_what_must() -> None:
+    inside, across = exchange_seconds(1e9, 8, 1, HARDWARE), exchange_seconds(1e9, 16, 1, HARDWARE)
+    network = HARDWARE.network_gb_s.typical * 1e9
+    assert across == pytest.approx(0.5 * inside + 0.5e9 / network, rel=0.01)
+    assert exchange_seconds(1e9, 16, 8, HARDWARE) == pytest.approx(15 / 16 * 1e9 / network, rel=0.01)
+    assert exchange_seconds(1e9, 1, 1, HARDWARE) == 0
 
 
 def _simulate(forward: list[float], backward: list[float], microbatches: int) -> float:
@@ -136,8 +154,8 @@ def test_recomputation_adds_a_forward_pass() -> None:
 
 def test_interleaving_shrinks_the_bubble() -> None:
     even = ModelShape(**{**dataclasses.asdict(QWEN), "layers": 32})
-    plain = estimate(even, Strategy(2, 4, 1, 1, 1, ((8,),) * 4), HARDWARE)
-    chunks = estimate(even, Strategy(2, 4, 1, 1, 1, ((4, 4),) * 4), HARDWARE)
+    plain = estimate(even, Strategy(tp=2, pp=4, dp=1, cp=1, micro_batch=1, stages=((8,),) * 4), HARDWARE)
+    chunks = estimate(even, Strategy(tp=2, pp=4, dp=1, cp=1, micro_batch=1, stages=((4, 4),) * 4), HARDWARE)
     assert chunks.bubble_s == pytest.approx(plain.bubble_s / 2, rel=0.05)
     assert chunks.iteration_s < plain.iteration_s
 
@@ -151,7 +169,9 @@ def _throughput(name: str, hardware: Hardware = HARDWARE) -> float:
 
 
 def _row(name: str) -> MeasuredRun:
-    return MeasuredRun(name, QWEN, LAB[name], logged_flops(QWEN, LAB[name], LAB_RELEASE) / MEASURED[name] / 8 / 1e12)
+    return MeasuredRun(
+        name=name, shape=QWEN, strategy=LAB[name], seconds=logged_flops(QWEN, LAB[name], LAB_RELEASE) / MEASURED[name] / 8 / 1e12
+    )
 
 
 def test_throughput_lines_of_old_releases_count_more() -> None:
@@ -184,8 +204,24 @@ def test_two_rows_of_the_lab_predict_the_other_two(pair: tuple[str, str]) -> Non
 def test_calibration_finds_the_truth() -> None:
     """Times made with cards that compute 0.8 and communicate 1.3 times as fast are recognised."""
     truth = HARDWARE.scaled(0.8, 1.3)
-    more = {**LAB, "TP1": Strategy(1, 2, 4, 1, 1, ((14,), (14,)), Recompute(), False, True)}
-    rows = [MeasuredRun(name, QWEN, strategy, iteration_seconds(QWEN, strategy, truth)) for name, strategy in more.items()]
+    more = {
+        **LAB,
+        "TP1": Strategy(
+            tp=1,
+            pp=2,
+            dp=4,
+            cp=1,
+            micro_batch=1,
+            stages=((14,), (14,)),
+            recompute=Recompute(),
+            sequence_parallel=False,
+            distributed_optimizer=True,
+        ),
+    }
+    rows = [
+        MeasuredRun(name=name, shape=QWEN, strategy=strategy, seconds=iteration_seconds(QWEN, strategy, truth))
+        for name, strategy in more.items()
+    ]
     done = fit(rows, HARDWARE)
     assert done.compute == pytest.approx(0.8, rel=0.03) and done.communication == pytest.approx(1.3, rel=0.10)
     assert max(abs(error) for _, error in done.residuals) < 0.02
@@ -197,7 +233,7 @@ def test_calibration_finds_the_truth() -> None:
 
 
 def test_one_row_leaves_a_wide_band() -> None:
-    done = fit([MeasuredRun("only", QWEN, LAB["TP2PP4"], 12.0)], HARDWARE)
+    done = fit([MeasuredRun(name="only", shape=QWEN, strategy=LAB["TP2PP4"], seconds=12.0)], HARDWARE)
     assert done.hardware.error is not None and done.hardware.error > 0.2
     with pytest.raises(UsageError, match="nothing to calibrate"):
         fit([], HARDWARE)
@@ -290,7 +326,7 @@ def test_a_log_without_iterations(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"topology": "ring"}, "is not one of full_mesh, switch"),
+        ({"topology": "ring"}, "'topology' must be one of full_mesh, switch, not 'ring'"),
         ({"link_gb_s": [3, 2, 1]}, "rising order"),
         ({"link_gb_s": [1, 2]}, "rising order"),
         ({"matmul_tflops": "fast"}, "one number above 0"),

@@ -16,9 +16,9 @@ from mindspeed_dryrun.estimate.timeline import step_order, trace
 
 QWEN = dataclasses.replace(MODELS["qwen2.5-7b"], layers=32, global_batch=16)
 CASES = {
-    "one stage": Strategy(4, 1, 2, 1, 1, ((32,),), distributed_optimizer=True),
-    "1F1B": Strategy(2, 4, 1, 1, 1, ((8,),) * 4),
-    "interleaved": Strategy(2, 4, 1, 1, 1, ((4, 4),) * 4),
+    "one stage": Strategy(tp=4, pp=1, dp=2, cp=1, micro_batch=1, stages=((32,),), distributed_optimizer=True),
+    "1F1B": Strategy(tp=2, pp=4, dp=1, cp=1, micro_batch=1, stages=((8,),) * 4),
+    "interleaved": Strategy(tp=2, pp=4, dp=1, cp=1, micro_batch=1, stages=((4, 4),) * 4),
 }
 
 
