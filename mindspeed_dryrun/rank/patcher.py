@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import operator
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,6 +26,7 @@ from mindspeed_dryrun.errors import DryRunError
 from mindspeed_dryrun.language import message
 from mindspeed_dryrun.megatron.arguments import Arguments
 from mindspeed_dryrun.rank import installed
+from mindspeed_dryrun.rank.few_modules import only_holders
 from mindspeed_dryrun.rank.patch_calls import Called, sentence
 
 MANAGER = "mindspeed.patch_utils"
@@ -37,7 +39,7 @@ class DriftError(DryRunError):
     """A patch whose target is gone: upstream has moved on, and what the run would count is unknown."""
 
 
-@dataclass
+@dataclass(kw_only=True)
 class _Applied:
     patch: Patch
     module: str
@@ -48,7 +50,7 @@ class _Applied:
     replacement: Any
 
 
-@dataclass
+@dataclass(kw_only=True)
 class _State:
     waiting: dict[str, list[Patch]] = field(default_factory=dict)  # module → patches, in catalogue order
     known: set[str] = field(default_factory=set)
@@ -224,7 +226,9 @@ def _apply(patch: Patch) -> None:
         raise _drift(patch, f"{module_name} has no {path}")
     original = vars(owner).get(attribute, _ABSENT)
     replacement = _replacement(patch, original if isinstance(original, (staticmethod, classmethod)) else value)
-    applied = _Applied(patch, module_name, owner, attribute, original, value, replacement)
+    applied = _Applied(
+        patch=patch, module=module_name, owner=owner, attribute=attribute, original=original, value=value, replacement=replacement
+    )
     setattr(owner, attribute, replacement)
     if not parents:
         _replace_aliases(value, replacement)
@@ -280,12 +284,13 @@ def _replace_aliases(old: Any, new: Any) -> None:
     """Every module attribute that is `old` becomes `new` (`from x import f` binds a second name to the same object)."""
     if not callable(old):  # constants are shared by everybody: True in one module is True in all
         return
-    wanted = id(old)
+    is_old = functools.partial(operator.is_, old)
     for module in list(sys.modules.values()):
         names = getattr(module, "__dict__", None)
         if not isinstance(names, dict):
             continue
-        if wanted in map(id, names.values()):  # seldom, and there are thousands of modules: this is the fastest way to ask
+        # Seldom, and there are thousands of modules: this is the fastest way to ask. `id` would call the audit hook each time.
+        if True in map(is_old, names.values()):
             for name in [name for name, value in names.items() if value is old]:
                 names[name] = new
         # MSAdapter's `torch` modules remember every attribute they have looked up; they must look again.
@@ -335,7 +340,9 @@ def under_manager(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         parts = [self.orig_module_name, self.orig_func_name]
-        with _lifted(".".join(part for part in parts if part)):
+        # Its removal looks for other names as well.
+        name = self.orig_func_name if function.__name__ == "apply_patch" else None
+        with _lifted(".".join(part for part in parts if part)), only_holders(function, name):
             return function(self, *args, **kwargs)
 
     return call

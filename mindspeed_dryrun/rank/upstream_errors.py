@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from mindspeed_dryrun.megatron.arguments import Arguments
 from mindspeed_dryrun.rank import installed
+from mindspeed_dryrun.rank.confinement import kernel_confines
 from mindspeed_dryrun.rank.patch_calls import Called
 
 
@@ -71,6 +72,7 @@ KNOWN = (
         instead="Use a release (26.1.0), or a commit before or after that has both or neither.",
     ),
 )
+_CANN_OPERATORS = "cann_ops_transformer"  # mindspeed_llm/ops/npu_mhc.py, npu_sparse_flash_mla.py of 26.1.0
 _DISTRIBUTIONS = {"sklearn": "scikit-learn", "yaml": "PyYAML", "PIL": "pillow"}  # where the name to install is another
 
 
@@ -96,6 +98,14 @@ def explain(error: BaseException, args: Sequence[str]) -> str | None:
     for known in KNOWN:
         if re.search(known.error, text) and (not known.when or Called(known.when).asked_for(arguments)):
             return f"This script fails on an NPU too: {known.because}. {_remedy(known)}"
+    if isinstance(error, RuntimeError) and "Permission denied" in text and kernel_confines():
+        # torch.save opens its file in C++, where Python's own refusal (`confinement.py`) is not asked.
+        return "A dry run writes below its record only, and a library of the script's was refused a file elsewhere. Turn it off."
+    if isinstance(error, ImportError) and _CANN_OPERATORS in text:
+        return (
+            f"This script uses operators of {_CANN_OPERATORS}, a package beside CANN, and what they allocate is not known here. "
+            "Leave out the flags that ask for them (--use-fused-mhc and others of --use-fused-…)."
+        )
     if isinstance(error, ModuleNotFoundError) and error.name:
         package = error.name.partition(".")[0]
         if not installed.has_package(package):

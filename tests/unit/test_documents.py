@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -108,6 +109,28 @@ def test_ends_are_known_on_the_host(args: SimpleNamespace, mask_type: str, expec
 
 def test_a_rank_without_a_batch_sizes_its_list_of_ends_by_the_batch(args: SimpleNamespace) -> None:
     assert documents.broadcast_ends(lambda item: item)(None).shape == (2,)
+
+
+def test_a_context_parallel_rank_takes_its_slices_of_a_full_document(
+    args: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = ModuleType("mindspeed.core.context_parallel.get_batch_utils")
+    framework = SimpleNamespace(arange=lambda *ends: list(range(*ends)), cat=lambda parts: [*itertools.chain(*parts)])
+    vars(module).update(torch=framework)
+    # As upstream does: two slices of every document, by values that read as 0.
+    exec(
+        "def take(batch, ends):\n"
+        "    index = torch.cat([torch.arange(0, end) for end in ends.tolist() for _ in range(2)])\n"
+        "    return {name: values[: len(index)] for name, values in batch.items()}\n",
+        vars(module),
+    )
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr(sys.modules["mindspeed.core.context_parallel"], "get_batch_utils", module, raising=False)
+    args.context_parallel_size = 2
+    batch, take = {"tokens": "x" * 2 * SEQUENCE}, vars(module)["take"]
+    assert take(batch, FakeTensor(2)) == {"tokens": ""}
+    taken = documents.slices_of_one_document(take)(batch, FakeTensor(2))
+    assert len(taken["tokens"]) == 2 * SEQUENCE // 2 and vars(module)["torch"] is framework
 
 
 def test_the_mask_of_a_ring_block_has_a_document_number_for_each_token(args: SimpleNamespace) -> None:

@@ -241,6 +241,41 @@ def test_a_class_replaced_by_the_manager_is_patched_anew(project: Callable[..., 
     assert upstream.Model().run() == ("loud", "new")
 
 
+def test_the_manager_is_shown_every_module_that_can_have_the_name(project: Callable[..., None]) -> None:
+    """Upstream asks each of thousands of modules; those that certainly say no are left out."""
+
+    class Lazy(ModuleType):
+        pass
+
+    project(
+        mindspeed__patch_utils="""
+        import sys
+        class Patch:
+            def __init__(self, name): self.orig_module_name, self.orig_func_name, self.seen = "upstream", name, set()
+            def apply_patch(self):
+                self.seen = {key for key, module in sys.modules.copy().items()}
+                self.whole = "other" in sys.modules and sys.modules["other"] and sys.path
+                sys.modules["upstream.dummy"] = sys.modules["other"]
+            def remove_patch(self): self.seen = set(sys.modules.copy())
+        """,
+        upstream="def f(): ...\n",
+        user="def __getattr__(name): raise AttributeError(name)\n",
+        other="def g(): ...\n",
+    )
+    engine.install([])
+    manager = imported("mindspeed.patch_utils")
+    for name in ("upstream", "user", "other"):
+        imported(name)
+    sys.modules["upstream.lazy"] = Lazy("upstream.lazy")
+    theirs = manager.Patch("f")
+    theirs.apply_patch()
+    assert {"upstream", "user", "upstream.lazy"} <= theirs.seen and not {"other", "textwrap"} & theirs.seen
+    assert theirs.whole == sys.path and sys.modules["upstream.dummy"] is sys.modules["other"]
+    assert manager.sys is sys
+    theirs.remove_patch()
+    assert {"other", "textwrap"} <= theirs.seen, "a removal looks for other names as well"
+
+
 CALLED = ["--stage=sft --tensor-model-parallel-size>1"]
 ASKED = ["--micro-batch-size", "1", "--stage", "sft", "--tensor-model-parallel-size", "2"]
 

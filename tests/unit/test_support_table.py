@@ -30,19 +30,44 @@ def test_page(support: ModuleType, tmp_path: Path) -> None:
     old = support.Table("2.2.0", "MindSpore 2.7.1", "auto", (all_ranks, before))
     flagged = dataclasses.replace(before, ranks="0:8", used_peak_mb=8, flag="--x", result="This fails. With it: fits")
     failed = support.Row(script="c.sh", result="failed: KeyError: 'a|b'")
-    new = support.Table("26.1.0", "MindSpore 2.7.1", "0", (same, flagged, failed))
+    new = support.Table("26.1.0", "MindSpore 2.7.1", "0", (same, flagged, failed), scripts=5)
     for table in (old, new):
-        folder = tmp_path / table.release
-        folder.mkdir()
-        table.write(folder)
-        assert support.Table.read(folder) == table
-    text = support.page([old, new])
+        table.write(tmp_path / "rows.json")
+        assert support.Table.read(tmp_path / "rows.json") == support.Table.read(tmp_path) == table
+    text = support.page([new, old])
     assert "**2.2.0** (MindSpore 2.7.1): 2 of 2 run to their end." in text
-    assert "1 of 3 run to their end; 1 more with the flag that the tool names" in text
+    assert "1 of 3 run to their end; 1 more with the flag that the tool names; 2 were not tried." in text
     assert "| same.sh | 8: TP1 PP1 | 100 (9 s) | 100 (5 s) |" in text
-    assert "| b.sh | 2.2.0: 7, 26.1.0: 8 | not looked into yet |" in text and "same.sh | 2.2.0" not in text
+    assert "| b.sh | 7 in 2.2.0; 8 in 26.1.0 | – | not looked into yet |" in text and "| same.sh | 100 in" not in text
+    assert "1 scripts count the same" in text
     assert "| c.sh |  | – | does not run |" in text
-    assert "failed: KeyError: 'a\\|b'" in text
+    assert "| c.sh | 26.1.0 | failed: KeyError: 'a\\|b' |" in text
+    assert "## 2.2.0, every rank class" in text and "| same.sh | 8: TP1 PP1 | 120M |" in text
+
+
+def test_rows_of_today_take_the_place_of_earlier_ones(support: ModuleType) -> None:
+    earlier = support.Row(script="a.sh", ranks="0:5 4:9", used_peak_mb=9, seconds=1.0, call="x", earlier=True)
+    other = dataclasses.replace(earlier, script="b.sh")
+    today = support.Row(script="a.sh", ranks="0:6", used_peak_mb=6, seconds=2.0, call="x")
+    changed = support.Row(script="a.sh", ranks="0:7", used_peak_mb=7, seconds=2.0, call="y")
+    before = support.Table("2.2.0", "MindSpore 2.7.1", "auto", (earlier, other))
+    after = support.Table("2.2.0", "MindSpore 2.7.1", "0", (today,))
+    text = support.page([after, before, support.Table("2.3.0", "MindSpore 2.7.1", "0", (changed,))])
+    assert "| a.sh |  | 6 (2 s) | 7 (2 s) |" in text and "| b.sh |  | 5† (1 s) | – |" in text
+    assert "| a.sh | 6 in 2.2.0; 7 in 2.3.0 | differ |" in text
+
+
+def test_the_page_is_made_from_the_rows_that_are_kept(support: ModuleType) -> None:
+    page = Path(__file__).parents[2] / "docs" / "support.md"
+    assert support.page([support.Table.read(file) for file in support.kept()]) == page.read_text(encoding="utf-8")
+
+
+def test_arguments_are_compared_wherever_the_trees_are(support: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    digests = set()
+    for root in ("/here", "/there"):
+        monkeypatch.setenv("MINDSPEED_CORE_MS_PATH", root)
+        digests.add(support.digest(["--spec", f"{root}/MindSpeed-LLM/spec.py"]))
+    assert len(digests) == 1 and support.digest(["--spec", "other"]) not in digests
 
 
 def test_only_scripts_that_train_are_run(support: ModuleType, tmp_path: Path) -> None:

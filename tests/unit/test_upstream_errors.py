@@ -54,6 +54,19 @@ def test_a_missing_module_of_a_package_that_is_there_is_not_called_a_missing_pac
     assert upstream_errors.explain(ModuleNotFoundError("No module named 'json.nothing'", name="json.nothing"), []) is None
 
 
+def test_operators_beside_cann_are_not_called_a_package_to_install() -> None:
+    missing = ModuleNotFoundError("No module named 'cann_ops_transformer'", name="cann_ops_transformer")
+    for error in (missing, ImportError("cann_ops_transformer is required when --use-fused-mhc is enabled.")):
+        said = upstream_errors.explain(error, []) or ""
+        assert "--use-fused-mhc" in said and "pip install" not in said
+
+
+def test_a_file_refused_to_a_library_is_told_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upstream_errors, "kernel_confines", lambda: True)
+    said = upstream_errors.explain(RuntimeError("open file failed with strerror: Permission denied"), []) or ""
+    assert said.startswith("A dry run writes below its record only")
+
+
 def test_a_missing_package_is_named_as_pip_knows_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(upstream_errors.installed, "has_package", lambda name: False)
     error = ModuleNotFoundError("No module named 'sklearn.cluster'", name="sklearn.cluster")

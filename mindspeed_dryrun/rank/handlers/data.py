@@ -40,6 +40,7 @@ def sample_length(args: Any) -> int:
 
 def padded_length(args: Any) -> int:
     """Tokens of a batch: upstream's collator pads to a multiple (mindspeed_llm/legacy/data/data_samplers.py:62)."""
+    # `pad_to_multiple_of`: https://gitcode.com/Ascend/MindSpeed-LLM/blob/v2.2.0/mindspeed_llm/legacy/data/data_samplers.py#L62
     length, multiple = sample_length(args), int(getattr(args, "pad_to_multiple_of", None) or 1)
     return min(-(-length // multiple) * multiple, int(args.seq_length))
 

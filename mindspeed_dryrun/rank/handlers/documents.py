@@ -57,6 +57,7 @@ def packed_batch(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def known_ends(original: Callable[..., Any]) -> Callable[..., Any]:
     """Keeps the ends of documents on the host, where upstream reads them back to size what depends on them."""
+    # `set_actual_seq_len`: https://gitcode.com/Ascend/MindSpeed/blob/v2.2.0_core_r0.12.1/mindspeed/core/context_parallel/get_batch_utils.py#L30
 
     @functools.wraps(original)
     def call(actual_seq_len: Any) -> Any:
@@ -114,6 +115,38 @@ def mask_of_documents(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(cls, actual_seq_qlen, *args, **kwargs)
 
     return call
+
+
+def slices_of_one_document(original: Callable[..., Any]) -> Callable[..., Any]:
+    """A rank's two slices of every document of a packed sample, by lengths that lie on the device: those of a full document."""
+
+    @functools.wraps(original)
+    def call(batch: Any, actual_seq_len: Any) -> Any:
+        from megatron.training import get_args
+        from mindspeed.core.context_parallel import get_batch_utils
+
+        args, framework = get_args(), get_batch_utils.torch
+        length = args.seq_length // (2 * args.context_parallel_size)
+        get_batch_utils.torch = _SlicesOf(framework, length)
+        try:
+            return original(batch, actual_seq_len)
+        finally:
+            get_batch_utils.torch = framework
+
+    return call
+
+
+class _SlicesOf:
+    """The framework, but for `arange(start, end)`: as many numbers as a slice has tokens."""
+
+    def __init__(self, framework: Any, length: int) -> None:
+        self._framework, self._length = framework, length
+
+    def arange(self, start: Any, end: Any) -> Any:
+        return self._framework.arange(self._length)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._framework, name)
 
 
 @contextmanager

@@ -90,6 +90,17 @@ def allgather_permutation(original: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+def allgather_unpermutation(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The way back of the overlapping all-gather dispatcher: one probability for each token that the experts got."""
+
+    @functools.wraps(original)
+    def call(self: Any, hidden_states: Any, *args: Any, **kwargs: Any) -> Any:
+        with _selecting(hidden_states, int(hidden_states.shape[0])):
+            return original(self, hidden_states, *args, **kwargs)
+
+    return call
+
+
 def _tensors(values: Sequence[Any]) -> Iterator[Any]:
     for value in values:
         if isinstance(value, (tuple, list)):
@@ -167,6 +178,7 @@ def _selection() -> Any:
 
 def preprocess(original: Callable[..., Any]) -> Callable[..., Any]:
     """Runs the dispatcher's own preparation for what it allocates, then puts an even load where it read zeros."""
+    # `preprocess`: https://github.com/NVIDIA/Megatron-LM/blob/core_v0.12.1/megatron/core/transformer/moe/token_dispatcher.py#L331
 
     @functools.wraps(original)
     def call(self: Any, routing_map: Any) -> Any:
@@ -206,6 +218,10 @@ def preprocess(original: Callable[..., Any]) -> Callable[..., Any]:
         ):
             if hasattr(self, name):
                 setattr(self, name, order.T.ravel())
+        if getattr(self, "global_input_tokens_local_experts_indices", None) is not None:
+            # The expert of each token that comes in, which `repeat_interleave` made of zeros.
+            tokens = sum(received) * groups * tensor_parts
+            self.global_input_tokens_local_experts_indices = torch.empty(tokens, dtype=torch.int32, device=routing_map.device)
         return torch.tensor([count * groups * tensor_parts for count in received], dtype=torch.int64)
 
     return call

@@ -13,6 +13,7 @@ def convert_float32_only(original: Callable[..., Any]) -> Callable[..., Any]:
     Megatron asks `isinstance(value, torch.cuda.FloatTensor)`, which PyTorch answers by the type of the elements. In
     MSAdapter `torch.cuda.FloatTensor` is every tensor. Up to 2.2.0 MindSpeed replaced the function for that reason.
     """
+    # `fp32_to_float16`: https://github.com/NVIDIA/Megatron-LM/blob/core_v0.12.1/megatron/core/transformer/module.py#L113
 
     @functools.wraps(original)
     def call(value: Any, float16_convertor: Callable[[Any], Any]) -> Any:

@@ -9,7 +9,7 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
-from mindspeed_dryrun.rank import mindspore_rank
+from mindspeed_dryrun.rank import callback_pause, mindspore_rank
 
 ROLE = "MS_ROLE"
 
@@ -38,10 +38,12 @@ def init_process_group(original: Callable[..., Any]) -> Callable[..., Any]:
         names["init"] = start_without_role
         os.environ[ROLE] = "MS_WORKER"
         try:
-            return original(*args, **kwargs)
+            result = original(*args, **kwargs)
         finally:
             os.environ.pop(ROLE, None)
             names["init"] = start_engine
+        callback_pause.rest_actors()
+        return result
 
     return call
 

@@ -75,3 +75,13 @@ def train_step(original: Callable[..., Any]) -> Callable[..., Any]:
         return result
 
     return call
+
+
+def clipped(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Gradients are scaled down: a norm above the limit in place of the one that reads as zero."""
+
+    @functools.wraps(original)
+    def call(parameters: Any, max_norm: float, total_norm: float, *args: Any, **options: Any) -> Any:
+        return original(parameters, max_norm, max(total_norm, 2.0 * max_norm), *args, **options)
+
+    return call
