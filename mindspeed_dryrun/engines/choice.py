@@ -6,7 +6,6 @@ import sys
 
 from mindspeed_dryrun.engines.mindspore.engine import choose_engine
 from mindspeed_dryrun.engines.protocol import Engine
-from mindspeed_dryrun.engines.torch_npu.engine import choose_torch_engine
 
 # The engine of each back end of MindSpeed-LLM, for those who only need its name.
 NAMES = {"mindspore": "mindspore", "torch": "torch_npu"}
@@ -14,4 +13,8 @@ NAMES = {"mindspore": "mindspore", "torch": "torch_npu"}
 
 def engine_for(back_end: str, level: int = 1) -> Engine:
     """`mindspore` or `torch`. `DryRunError` where that engine is not installed or cannot be used here."""
-    return choose_torch_engine(sys.executable, level=level) if back_end == "torch" else choose_engine(level)
+    if back_end != "torch":
+        return choose_engine(level)
+    from mindspeed_dryrun.engines.torch_npu.engine import choose_torch_engine
+
+    return choose_torch_engine(sys.executable, level=level)

@@ -123,8 +123,12 @@ def mentions(module: str, path: str) -> bool:
     file = origin(module)
     if file is None:
         return True
-    text = file.read_text(encoding="utf-8", errors="replace")
-    return bool(re.search(rf"\b{re.escape(path.split('.')[0])}\b|import \*|__getattr__", text))
+    text = file.read_bytes()
+    if b"import *" in text or b"__getattr__" in text:
+        return True
+    # A pattern that begins with letters is found ten times as fast as one that begins with \b.
+    words = re.finditer(rb"%s\b" % re.escape(path.split(".")[0].encode()), text)
+    return any(not re.match(rb"\w", text[max(0, word.start() - 1) : word.start()]) for word in words)
 
 
 def has_attribute(module: str, path: str) -> bool | None:

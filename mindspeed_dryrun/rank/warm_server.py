@@ -1,7 +1,7 @@
 """A process that has imported a trainer once and forks ranks from there: `python -m mindspeed_dryrun.rank.warm_server`.
 
 Standard library only, beside what the trainer imports. Its stdin is a socket to the launcher. The first message names
-the program, whose module `PROGRAM.imports` has a function `load`; each later one is a rank, with three open files: the
+the module to import, which has a function `load`; each later one is a rank, with three open files: the
 guard's stdin and stdout, and the rank's log. For each the server forks a guard (`guard.watch`), and the guard forks the
 rank. So a warm rank has the same guard as a cold one, and lives on when this server dies.
 
@@ -42,6 +42,7 @@ _ADAPTER = "msadapter"
 _LOOKS_AT_ALL = ("tqdm.utils",)  # for those that start with TQDM_
 NO_MARK = "0" * 32
 _LONGEST = 1 << 20  # bytes of a message: an environment and a command line
+_FIRST_STEPS_S = 0.02  # until a thread that the imports started last is seen: before it runs it has no Python frame
 _ASLEEP_S = 2.0  # how long native threads may take to come to rest
 
 
@@ -76,11 +77,11 @@ def prepare(order: Mapping[str, Any]) -> dict[str, str]:
     with readers_noted(OF_ONE_RANK) as readers:
         rank_engine().check_simulation()
         worker.prepare()
-        importlib.import_module(f"{order['program']}.imports").load()
+        importlib.import_module(order["imports"]).load()
     for module, name in sorted(readers):
         if module not in _LOOKS_AT_ALL and (module != _ADAPTER or name not in _SET_BY_ADAPTER.values()):
             raise CannotFork(f"{module} reads {name} when it is imported, and that differs between ranks")
-    gc.collect()
+    time.sleep(_FIRST_STEPS_S)
     gc.freeze()  # a rank's collections leave alone what was here before it, and its pages stay shared
     changed = {name: value for name, value in os.environ.items() if before.get(name) != value}
     return {name: value for name, value in changed.items() if name not in OF_ONE_RANK}

@@ -79,7 +79,7 @@ class Option:
     refused: str | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Control:
     """A select (with options), a number or a text of the page."""
 
@@ -180,14 +180,14 @@ def controls(subject: Subject, choice: Choice, job: Job) -> list[Control]:
     micro = sorted({1, 2, 4, 8, job.micro_batch})
     shown += [
         _select(subject, choice, "mbs", "--micro-batch-size", job.micro_batch, micro),
-        Control("gbs", "number", str(job.global_batch), "--global-batch-size"),
-        Control("seq", "number", str(job.seq_length), "--seq-length"),
-        Control("layers", "number", str(job.num_layers), "--num-layers"),
+        Control(key="gbs", kind="number", value=str(job.global_batch), flag="--global-batch-size"),
+        Control(key="seq", kind="number", value=str(job.seq_length), flag="--seq-length"),
+        Control(key="layers", kind="number", value=str(job.num_layers), flag="--num-layers"),
         _recompute(subject, choice, job),
         _switch(subject, choice, "do", "--use-distributed-optimizer", job),
         _switch(subject, choice, "sp", "--sequence-parallel", job),
     ]
-    shown += [Control(name, "variable", choice.sets.get(name, value)) for name, value in subject.variables.items()]
+    shown += [Control(key=name, kind="variable", value=choice.sets.get(name, value)) for name, value in subject.variables.items()]
     return shown
 
 
@@ -201,7 +201,7 @@ def _select(subject: Subject, choice: Choice, key: str, flag: str, now: int, val
         patch: Patch = {flag: str(value)}
         refused = None if value == now else subject.refusal(choice.changed(patch))
         options.append(Option(str(value), str(value), patch, refused))
-    return Control(key, "select", str(now), flag, tuple(options))
+    return Control(key=key, kind="select", value=str(now), flag=flag, options=tuple(options))
 
 
 def _switch(subject: Subject, choice: Choice, key: str, flag: str, job: Job) -> Control:
@@ -210,7 +210,7 @@ def _switch(subject: Subject, choice: Choice, key: str, flag: str, job: Job) -> 
     for value, patch in (("off", {flag: None}), ("on", {flag: ""})):
         refused = None if (value == "on") == on else subject.refusal(choice.changed(patch))
         options.append(Option(value, value, dict(patch), refused))
-    return Control(key, "select", "on" if on else "off", flag, tuple(options))
+    return Control(key=key, kind="select", value="on" if on else "off", flag=flag, options=tuple(options))
 
 
 def _chunks(subject: Subject, choice: Choice, job: Job) -> Control:
@@ -229,7 +229,7 @@ def _chunks(subject: Subject, choice: Choice, job: Job) -> Control:
         else:
             refused = subject.refusal(choice.changed(patch))
         options.append(Option(str(chunks), str(chunks), {} if chunks == now else patch, refused))
-    return Control("vpp", "select", str(now), _LAYERS_PER_CHUNK, tuple(options))
+    return Control(key="vpp", kind="select", value=str(now), flag=_LAYERS_PER_CHUNK, options=tuple(options))
 
 
 def _recompute(subject: Subject, choice: Choice, job: Job) -> Control:
@@ -242,7 +242,7 @@ def _recompute(subject: Subject, choice: Choice, job: Job) -> Control:
         options.append(Option(value, value, patch, refused))
     if now not in {option.value for option in options}:
         options.append(Option(now, now, {}))
-    return Control("recompute", "select", now, _RECOMPUTE[0], tuple(options))
+    return Control(key="recompute", kind="select", value=now, flag=_RECOMPUTE[0], options=tuple(options))
 
 
 def _recomputations(job: Job) -> Iterator[tuple[str, tuple[str, ...]]]:

@@ -2,10 +2,14 @@
 
 Each try is run twice over: without tracking, for figures and verdict as fast as they come; then its worst rank with every
 allocation recorded, for what fills the peak and what to change. Both are records like any other, below the studio's folder.
+
+What is looked at now comes first: the newest try, its figures and then their explanation. A search lets tries pass between
+two of its dry runs.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import queue
@@ -21,6 +25,7 @@ from mindspeed_dryrun.devices.hardware import Hardware, read_hardware
 from mindspeed_dryrun.errors import DryRunError, UsageError
 from mindspeed_dryrun.estimate.strategy import Strategy, apply, decided_flags
 from mindspeed_dryrun.estimate.time_model import Estimate
+from mindspeed_dryrun.language import message
 from mindspeed_dryrun.launch.executors import Event, SharedPlaces, host
 from mindspeed_dryrun.launch.job import Job, changed
 from mindspeed_dryrun.launch.run import Execution, dry_run_beside
@@ -39,10 +44,13 @@ MOST_WAITING = 16
 MOST_TRIES = 500
 DEFAULT_DEVICE = "ascend910b-64g"
 
+_STOPPED = message("The search was stopped before it had found a strategy that fits.")
+_NONE_FITS = message("No strategy of this model fits the budget.")
+
 Tell = Callable[[str, dict[str, Any]], None]
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Try:
     """One choice and what became of it."""
 
@@ -60,12 +68,21 @@ class Try:
     seconds: float = 0.0
     by_search: bool = False
 
+    def asks_for(self, job: Job, choice: Choice) -> bool:
+        """Is it this job on this card, however that is said? A flag with the script's own value changes nothing."""
+        mine, other = ((one.device, one.budget, one.sets) for one in (self.choice, choice))
+        return mine == other and self.job is not None and sorted(pairs(self.job.args)) == sorted(pairs(job.args))
+
 
 @dataclass(frozen=True)
 class _Search:
     """A search that was asked for, from this choice on."""
 
     choice: Choice
+
+
+# What is waited for, in the order in which it is done. Of the tries the newest comes first, its figures and what explains them.
+_STOP, _TRY, _SEARCH = range(3)
 
 
 class Busy(UsageError):
@@ -81,7 +98,8 @@ class Session:
         self.searching = False
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
-        self._waiting: queue.Queue[Try | _Search | None] = queue.Queue()
+        self._entries = itertools.count()
+        self._waiting: queue.PriorityQueue[tuple[int, int, int, Try | _Search | None]] = queue.PriorityQueue()
         self._stop_search = threading.Event()
         self.shared = SharedPlaces(jobs or host.usable_cores())
         self._thread = threading.Thread(target=self._run, name="studio", daemon=True)
@@ -92,14 +110,26 @@ class Session:
         job = self.subject.job(choice)
         with self._lock:
             for found in self.tries.values():
-                if found.choice == choice and found.state not in ("failed", "waiting"):
+                if found.state != "failed" and found.asks_for(job, choice):
+                    self._look_closer(found)
                     return found
-            if self._waiting.qsize() >= MOST_WAITING or len(self.tries) >= MOST_TRIES:
+            waiting = sum(one.state == "waiting" for one in self.tries.values())
+            if waiting >= MOST_WAITING or len(self.tries) >= MOST_TRIES:
                 raise Busy("Too many runs are queued. Wait until some have finished.")
-            one = Try(next(self._numbers), choice, job=job, name=name_of(job))
+            one = Try(number=next(self._numbers), choice=choice, job=job, name=name_of(job))
             self.tries[one.number] = one
-            self._waiting.put(one)
+            self._put(_TRY, one)
         return one
+
+    def _look_closer(self, one: Try) -> None:
+        """What a search has counted is explained when somebody looks at it."""
+        if one.by_search and one.state == "done" and one.explained is None:
+            one.state = "figures"
+            self._put(_TRY, one)
+
+    def _put(self, kind: int, item: Try | _Search | None) -> None:
+        newest_first = -item.number if isinstance(item, Try) else 0
+        self._waiting.put((kind, newest_first, next(self._entries), item))
 
     def search(self, choice: Choice) -> None:
         """Starts a search over the strategies of this choice's model; what it dry-runs becomes tries.
@@ -112,7 +142,7 @@ class Session:
                 raise Busy("A search is running already.")
             self.searching = True
         self._stop_search.clear()
-        self._waiting.put(_Search(choice))
+        self._put(_SEARCH, _Search(choice))
 
     def stop_search(self) -> None:
         """Ends the search after the dry run that it is at."""
@@ -122,23 +152,42 @@ class Session:
         """Ends what runs and every process of it."""
         self.shared.stop.set()
         self._stop_search.set()
-        self._waiting.put(None)
+        self._put(_STOP, None)
         self._thread.join(30)
         self.shared.__exit__()
 
     def _run(self) -> None:
-        while (item := self._waiting.get()) is not None and not self.shared.stop.is_set():
+        with contextlib.suppress(KeyboardInterrupt):
+            while self._do(self._waiting.get()[-1]):
+                pass
+
+    def _do(self, item: Try | _Search | None) -> bool:
+        """Does what is next; False at the end."""
+        if item is None or self.shared.stop.is_set():
+            return False
+        try:
+            if isinstance(item, _Search):
+                self._search(item.choice)
+            elif item.state == "waiting":
+                self._count(item)
+            else:
+                self._explain(item)
+        except (DryRunError, OSError) as error:
+            self._failed(item, str(error))
+        except Exception as error:  # one that nobody foresaw must not end the thread that runs everything
+            self._failed(item, f"{type(error).__name__}: {error}")
+        return True
+
+    def _let_pass(self) -> None:
+        """In the middle of a search: what the page shows meanwhile."""
+        while True:
             try:
-                if isinstance(item, _Search):
-                    self._search(item.choice)
-                else:
-                    self._try(item)
-            except (DryRunError, OSError) as error:
-                self._failed(item, str(error))
-            except KeyboardInterrupt:
+                item = self._waiting.get_nowait()[-1]
+            except queue.Empty:
                 return
-            except Exception as error:  # one that nobody foresaw must not end the thread that runs everything
-                self._failed(item, f"{type(error).__name__}: {error}")
+            if not self._do(item):
+                self._put(_STOP, None)  # for the thread itself
+                raise KeyboardInterrupt
 
     def _failed(self, item: Try | _Search, sentence: str) -> None:
         if isinstance(item, Try):
@@ -148,7 +197,7 @@ class Session:
             self.searching = False
             self.tell("search", {"state": "failed", "text": sentence})
 
-    def _try(self, one: Try) -> None:
+    def _count(self, one: Try) -> None:
         assert one.job
         begun = time.monotonic()
         one.state = "running"
@@ -159,8 +208,12 @@ class Session:
         one.seconds = time.monotonic() - begun
         one.state = "figures"
         self.tell("try", {"number": one.number, "state": "figures"})
+        self._put(_TRY, one)
+
+    def _explain(self, one: Try) -> None:
+        assert one.job and one.report
         if one.report.worst_rank is not None:
-            tracked = dataclasses.replace(spec, explain=True, ranks=str(one.report.worst_rank))
+            tracked = dataclasses.replace(self._spec(one.choice), explain=True, ranks=str(one.report.worst_rank))
             report, record = self._dry_run(one, tracked)
             one.explained = explain_ranks(record, report.ranks).get(one.report.worst_rank)
             one.levers = levers(one.report, one.job, one.explained)
@@ -213,6 +266,7 @@ class Session:
         def measure(strategy: Strategy, stages: Collection[int] | None = None) -> Measurement:
             if self._stop_search.is_set() or self.shared.stop.is_set():
                 raise KeyboardInterrupt
+            self._let_pass()
             return self._measure(choice, job, shape.layers, strategy, stages)
 
         def variant(options: tuple[str, ...]) -> tuple[ModelShape, Operators]:
@@ -223,8 +277,11 @@ class Session:
             shape, listed, self.hardware(choice), self.budget_mb(choice), measure, 3, on_progress, variant=variant
         ).run()
         self.searching = False
-        best = found.winners[0].strategy.name if found.winners else None
-        self.tell("search", {"state": "done", "text": best or "-", "found": best is not None})
+        if found.winners:
+            self.tell("search", {"state": "done", "text": found.winners[0].strategy.name})
+        else:
+            stopped = found.interrupted is not None
+            self.tell("search", {"state": "stopped" if stopped else "none", "text": _STOPPED if stopped else _NONE_FITS})
 
     def _measure(self, choice: Choice, job: Job, layers: int, strategy: Strategy, stages: Collection[int] | None) -> Measurement:
         wanted = choice.changed({**dict.fromkeys(decided_flags(strategy)), **_patch(strategy)})
@@ -234,7 +291,7 @@ class Session:
                 tried, self.folder / "search" / folder_name(name_of(tried)), self._spec(wanted), self._execution(), stages
             )
         except DryRunError as error:
-            return Measurement({}, error=str(error))
+            return Measurement(stages={}, error=str(error))
         if stages is None and strategy.world == job.world_size and strategy.layers == layers:
             self._keep(wanted, tried, report, record)
         return read_measurement(report, sum(rank.seconds or 0.0 for rank in report.ranks), str(record))
@@ -245,7 +302,15 @@ class Session:
             number = next(self._numbers)
             guess = predict(job, self.hardware(choice))
             self.tries[number] = Try(
-                number, choice, "done", name_of(job), job=job, report=report, record=record, time=guess, by_search=True
+                number=number,
+                choice=choice,
+                state="done",
+                name=name_of(job),
+                job=job,
+                report=report,
+                record=record,
+                time=guess,
+                by_search=True,
             )
         self.tell("try", {"number": number, "state": "done", "by_search": True})
 

@@ -34,6 +34,7 @@ _PAGE_SENTENCES = {
     "reset": "Back to the script",
     "search": "Search the best strategy",
     "stop": "Stop the search",
+    "stopping": "The search ends after the dry run that it is at.",
     "stages": "Every stage against the card",
     "iteration": "Memory over an iteration",
     "fills": "What fills the peak",
@@ -88,7 +89,7 @@ _PAGE_SENTENCES = {
     "value": "Value",
     "set_flag": "Set",
     "skip": "Skip to the result",
-    "card": "of the card",
+    "share": "{share} of budget",
     "nothing": "Nothing has been counted yet.",
     "winner": "the fastest that fits",
 }

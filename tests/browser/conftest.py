@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from npm_packages import npm_package
 
 AXE = "axe-core@4.10.3"
 
@@ -35,17 +34,4 @@ def axe(request: pytest.FixtureRequest) -> str:
     given = os.environ.get("AXE_CORE")
     if given:
         return Path(given).read_text(encoding="utf-8")
-    folder = Path(str(request.config.cache.mkdir("axe")))
-    script = folder / f"{AXE}.js"
-    if not script.exists():
-        if not shutil.which("npm"):
-            pytest.skip("axe-core is not here: npm is not installed (or set AXE_CORE to axe.min.js)")
-        done = subprocess.run(["npm", "pack", AXE, "--silent"], cwd=folder, capture_output=True, text=True, check=False)
-        packed = next(folder.glob("axe-core-*.tgz"), None)
-        if done.returncode or packed is None:
-            pytest.skip(f"axe-core could not be fetched: {done.stderr.strip()[:200]}")
-        with tarfile.open(packed) as archive:
-            member = archive.extractfile("package/axe.min.js")
-            assert member is not None
-            script.write_bytes(member.read())
-    return script.read_text(encoding="utf-8")
+    return (npm_package(request.config, AXE) / "axe.min.js").read_text(encoding="utf-8")

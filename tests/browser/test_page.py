@@ -107,10 +107,15 @@ def _strategy_pages() -> dict[str, str]:
         Variant(name) for name in ("TP2", "TP4 with a name that is long enough to need a second line on a phone", "bad", "open")
     ]
     plan = SweepPlan(script=Path("train.sh"), variants=tuple(variants), budget_mb=60000, hardware=hardware)
-    rows = [VariantResult(variants[0], fits(), None, 3.0), VariantResult(variants[1], SAMPLES["does_not_fit"](), None, 4.0)]
+    rows = [
+        VariantResult(variant=variants[0], report=fits(), error=None, seconds=3.0),
+        VariantResult(variant=variants[1], report=SAMPLES["does_not_fit"](), error=None, seconds=4.0),
+    ]
     rows += [
-        VariantResult(variants[2], None, "--num-layers 28 is not divisible by 3: <b>say</b> another.", 0.1),
-        VariantResult(variants[3]),
+        VariantResult(
+            variant=variants[2], report=None, error="--num-layers 28 is not divisible by 3: <b>say</b> another.", seconds=0.1
+        ),
+        VariantResult(variant=variants[3]),
     ]
     return {**pages, "sweep": to_html(plan, rows)}
 

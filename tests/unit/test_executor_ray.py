@@ -30,13 +30,13 @@ from mindspeed_dryrun.record.summary import build_report
 ROOT = Path(__file__).resolve().parents[2]
 
 HERE = Machine(
-    "/here/venv/bin/python",
-    "/here/venv/lib/site-packages",
-    "/here/cache/packages",
-    "0.1.0",
-    "2.7.1",
-    "stand-in",
-    {
+    python="/here/venv/bin/python",
+    package="/here/venv/lib/site-packages",
+    packages="/here/cache/packages",
+    version="0.1.0",
+    framework="2.7.1",
+    cann="stand-in",
+    engine={
         "LD_LIBRARY_PATH": "/here/cann/latest/lib64",
         "PYTHONPATH": "/here/cann/latest/py",
         "ASCEND_OPP_PATH": "/here/cann/latest/opp",
@@ -45,13 +45,13 @@ HERE = Machine(
     },
 )
 THERE = Machine(
-    "/there/bin/python3",
-    "/there/lib",
-    "/there/packages",
-    "0.1.0",
-    "2.7.1",
-    "stand-in",
-    {
+    python="/there/bin/python3",
+    package="/there/lib",
+    packages="/there/packages",
+    version="0.1.0",
+    framework="2.7.1",
+    cann="stand-in",
+    engine={
         "LD_LIBRARY_PATH": "/there/cann/latest/lib64:/there/more",
         "PYTHONPATH": "/there/cann/latest/py",
         "ASCEND_OPP_PATH": "/there/cann/latest/opp",

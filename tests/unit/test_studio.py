@@ -11,20 +11,27 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlparse
 
 import pytest
+import report_samples
 
 from mindspeed_dryrun.errors import UsageError
+from mindspeed_dryrun.launch.job import Job
 from mindspeed_dryrun.launch.script import capture
+from mindspeed_dryrun.record.model import Report
+from mindspeed_dryrun.record.run_spec import RunSpec
+from mindspeed_dryrun.studio import session as sessions
 from mindspeed_dryrun.studio import words
 from mindspeed_dryrun.studio.choices import Choice, Control, Subject, controls, read_choice
 from mindspeed_dryrun.studio.export import as_script, as_sweep
 from mindspeed_dryrun.studio.gate import LONGEST_BODY, Gate
-from mindspeed_dryrun.studio.session import Try, name_of
+from mindspeed_dryrun.studio.session import Session, Try, name_of
 from mindspeed_dryrun.sweep.sweep import variant_job
 from mindspeed_dryrun.sweep.sweep_file import read_sweep
 
@@ -128,7 +135,7 @@ def test_an_exported_script_is_the_same_job(
     choice = Choice(sets, flags)
     job = subject.job(choice)
     script = tmp_path / "exported.sh"
-    script.write_text(as_script(subject, Try(1, choice, job=job, name=name_of(job))))
+    script.write_text(as_script(subject, Try(number=1, choice=choice, job=job, name=name_of(job))))
     assert subprocess.run(["bash", "-n", str(script)], check=False).returncode == 0
     exported = Subject(script).job(Choice())
     assert sorted(exported.args) == sorted(job.args) and exported.world_size == job.world_size
@@ -137,7 +144,7 @@ def test_an_exported_script_is_the_same_job(
 
 def test_tries_become_a_sweep_file(subject: Subject, tmp_path: Path) -> None:
     choices = [Choice(), Choice({"GBS": "32"}, {"--use-distributed-optimizer": ""}), Choice(flags={"--sequence-parallel": None})]
-    tries = [Try(n, choice, job=subject.job(choice), name=f"try {n}") for n, choice in enumerate(choices, 1)]
+    tries = [Try(number=n, choice=choice, job=subject.job(choice), name=f"try {n}") for n, choice in enumerate(choices, 1)]
     file = tmp_path / "sweep.yaml"
     file.write_text(as_sweep(subject, tries))
     plan = read_sweep(file)
@@ -363,3 +370,61 @@ def test_odd_bodies_are_refused(attacked: Attacked, body: str) -> None:
 def test_a_thousand_requests_of_a_stranger_run_nothing(attacked: Attacked) -> None:
     answers = [attacked.post("/api/tries", GOOD, **{"X-Studio-Token": f"{number:032x}"}) for number in range(1000)]
     assert {answer.partition(" ")[2][:3] for answer in answers} == {"403"}
+
+
+class FakeRuns:
+    """Dry runs that wait to be let go and say in which order they came."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.begun: list[str] = []
+        self.go = threading.Semaphore(0)
+        monkeypatch.setattr(sessions, "dry_run_beside", self.run)
+        monkeypatch.setattr(sessions, "explain_ranks", lambda record, ranks: {})
+        monkeypatch.setattr(sessions, "levers", lambda *_: [])
+
+    def run(self, job: Job, stem: Path, spec: RunSpec, *_: Any, **__: Any) -> tuple[Report, Path]:
+        self.begun.append(f"{job.micro_batch}{' explained' if spec.explain else ''}")
+        assert self.go.acquire(timeout=30)
+        return report_samples.fits(), stem
+
+
+@pytest.fixture
+def session(subject: Subject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Session, FakeRuns]]:
+    runs = FakeRuns(monkeypatch)
+    one = Session(subject, tmp_path, lambda *_: None)
+    yield one, runs
+    for _ in range(50):
+        runs.go.release()
+    one.close()
+
+
+def micro_batch(size: int) -> Choice:
+    return Choice(flags={"--micro-batch-size": str(size)})
+
+
+def eventually(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_what_is_looked_at_comes_first(session: tuple[Session, FakeRuns]) -> None:
+    one, runs = session
+    one.ask(micro_batch(1))
+    eventually(lambda: runs.begun == ["1"])
+    for size in (2, 4, 8):
+        one.ask(micro_batch(size))
+    for _ in range(8):
+        runs.go.release()
+    eventually(lambda: all(item.state == "done" for item in one.tries.values()))
+    assert runs.begun == ["1", "8", "8 explained", "4", "4 explained", "2", "2 explained", "1 explained"]
+
+
+def test_the_same_job_is_one_try_however_it_is_said(session: tuple[Session, FakeRuns]) -> None:
+    one, runs = session
+    runs.go.release()
+    first = one.ask(Choice())
+    assert one.ask(micro_batch(1)) is first, "the script says so already"
+    assert one.ask(Choice(budget="40G")) is not first
+    assert one.ask(Choice(device="ascend910b-32g")) is not first

@@ -332,12 +332,28 @@ def test_a_native_thread_that_sleeps_is_no_obstacle(toy: Toy, record: Path, serv
     assert report and report.status == "ok" and start_of(record) == "warm", (report, start_of(record))
 
 
-def test_the_scripts_own_trainer_is_started_cold(toy: Toy, record: Path, servers: Servers) -> None:
+def own_trainer(toy: Toy, rank: int, *more: str) -> RankTask:
+    """A task that runs a file, as those of a script's own trainer do."""
     (toy.folder / "own.py").write_text(TRAINER)
-    task = toy.task()
-    own = RankTask(**{**task.__dict__, "argv": (*task.argv[:3], str(toy.folder / "own.py"), GOOD)})
-    report = run_rank(own, record, servers=servers)
+    task = toy.task(rank=rank)
+    return RankTask(**{**task.__dict__, "argv": (*task.argv[:3], str(toy.folder / "own.py"), GOOD, *more)})
+
+
+def test_the_scripts_own_trainer_is_started_cold(toy: Toy, record: Path, servers: Servers) -> None:
+    report = run_rank(own_trainer(toy, 0), record, servers=servers)
     assert report and report.status == "ok" and "depends on its arguments" in start_of(record)
+
+
+def test_megatrons_trainer_is_forked_with_the_framework_and_imports_the_rest_itself(
+    toy: Toy, record: Path, servers: Servers
+) -> None:
+    imported, megatron = toy.folder / "imported", ["--micro-batch-size", "1"]
+    (toy.folder / "torch.py").write_text(f"import os\nopen({str(imported)!r}, 'a').write('x')\n")
+    for rank, more in enumerate(([], ["--bf16"])):
+        report = run_rank(own_trainer(toy, rank, *megatron, *more), record, servers=servers)
+        assert report and report.status == "ok" and start_of(record, rank) == "warm", start_of(record, rank)
+        assert "the toy is imported" in log_of(record, rank)
+    assert imported.read_text() == "x"
 
 
 def test_other_variables_and_other_patches_get_another_server(toy: Toy, record: Path, servers: Servers) -> None:

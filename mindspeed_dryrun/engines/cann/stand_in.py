@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mindspeed_dryrun.cache import VARIABLE, cache_root, make_once
-from mindspeed_dryrun.engines.cann.library_writer import write_library
-from mindspeed_dryrun.engines.cann.required_symbols import find_required_symbols
 from mindspeed_dryrun.errors import DryRunError
 from mindspeed_dryrun.rank.activation import STAND_IN_LIBRARY
 
@@ -97,6 +95,10 @@ def _refuse_misleading(folder: Path, version: str) -> None:
 
 
 def _build(home: Path, mindspore: Path) -> None:
+    # Only the first run of all reads and writes libraries.
+    from mindspeed_dryrun.engines.cann.library_writer import write_library
+    from mindspeed_dryrun.engines.cann.required_symbols import find_required_symbols
+
     lacks = find_required_symbols(mindspore)
     for folder in _FOLDERS:
         (home / folder).mkdir(parents=True, mode=0o755)

@@ -15,8 +15,6 @@ import re
 from pathlib import Path
 
 from mindspeed_dryrun.cache import cache_root, make_once
-from mindspeed_dryrun.engines.cann.elf import SharedLibrary
-from mindspeed_dryrun.engines.cann.library_writer import write_library
 from mindspeed_dryrun.rank.callback_pause import LIBRARY
 
 _GENERATOR = 1
@@ -32,6 +30,9 @@ def pause_folder(mindspore: Path, version: str) -> Path:
 
 
 def _build(folder: Path, library: Path) -> None:
+    from mindspeed_dryrun.engines.cann.elf import SharedLibrary
+    from mindspeed_dryrun.engines.cann.library_writer import write_library
+
     names = spinning_functions(library)
     if names:
         target = folder / LIBRARY

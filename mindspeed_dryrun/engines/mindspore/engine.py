@@ -32,7 +32,7 @@ _UNSET = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class MindSporeEngine:
     """MindSpore in simulation, on a real CANN or on the stand-in."""
 
@@ -112,8 +112,10 @@ def choose_engine(level: int = 1, python: str = sys.executable, environ: Mapping
         pause = None
         with contextlib.suppress(DryRunError):  # no cache folder: ranks are slower, nothing else
             pause = pause_folder(folder, version)
-        return MindSporeEngine(version, real.version, level, real, pause)
-    return MindSporeEngine(version, STAND_IN, level, stand_in_for(folder, version), pause_folder(folder, version))
+        return MindSporeEngine(version=version, cann=real.version, level=level, base=real, pause=pause)
+    return MindSporeEngine(
+        version=version, cann=STAND_IN, level=level, base=stand_in_for(folder, version), pause=pause_folder(folder, version)
+    )
 
 
 def find_mindspore(python: str = sys.executable) -> tuple[Path, str]:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from mindspeed_dryrun.launch.plan import RankTask
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Event:
     """Something a view may show. Events of one run arrive one after the other, in the thread that called `run`."""
 

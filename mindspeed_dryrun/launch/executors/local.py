@@ -45,7 +45,7 @@ class LocalExecutor:
             self._run(tasks, record, on_event, shared)
 
     def _run(self, tasks: Sequence[RankTask], record: Path, on_event: Callable[[Event], None], shared: SharedPlaces) -> None:
-        state = _State(deque(tasks), record, shared)
+        state = _State(pending=deque(tasks), record=record, shared=shared)
         with Record(record).claimed(task.rank for task in tasks), ending_on_signals(shared.stop) as caught:
             try:
                 while state.pending or state.running:
@@ -60,7 +60,7 @@ class LocalExecutor:
             raise state.errors[0]
 
 
-@dataclass
+@dataclass(kw_only=True)
 class _State:
     pending: deque[RankTask]
     record: Path

@@ -33,10 +33,17 @@ if TYPE_CHECKING:
     from mindspeed_dryrun.launch.plan import RankTask
 
 _TICK_S = 0.2
+_TOLD = (
+    "groups",
+    "workspace",
+    "workspace_unknown",
+    "workspace_room",
+    "kernels_not_run",
+)  # what an engine says of itself at the end
 _CRASHES = {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Outcome:
     """How a rank's process ended, as its guard saw it."""
 
@@ -55,7 +62,7 @@ class Outcome:
         return self.exit_status - 128 if self.exit_status is not None and 128 < self.exit_status < 160 else None
 
 
-@dataclass
+@dataclass(kw_only=True)
 class RankProgress:
     """What `progress.jsonl` says so far. Reads only what is new; a line that is still being written waits."""
 
@@ -98,7 +105,7 @@ class RankProgress:
         self.memory_mb = max(self.memory_mb or 0, memory_mb) if isinstance(memory_mb, int) else self.memory_mb
         if entry.get("allocator"):
             self.allocator.append(entry["allocator"])
-        self.told |= {name: entry[name] for name in ("groups", "workspace", "workspace_unknown") if name in entry}
+        self.told |= {name: entry[name] for name in _TOLD if name in entry}
 
     def with_figures(self, log: RankLog) -> RankLog:
         """The log with the figures of an engine that tells them here (torch_npu) instead of printing them (MindSpore)."""
@@ -106,6 +113,14 @@ class RankProgress:
             return log
         used, reserved = (max(item[name] for item in self.allocator) for name in ("max_allocated", "max_reserved"))
         return dataclasses.replace(log, used_peak_mb=round(used / 2**20), actual_peak_mb=round(reserved / 2**20))
+
+
+def _empty(folder: Path) -> None:
+    for place in (folder.parent, folder):
+        if place.is_symlink():
+            raise DryRunError(f"{place} is a symbolic link: a rank would write where it points. Choose another --out.")
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True, exist_ok=True)
 
 
 def run_rank(
@@ -124,16 +139,19 @@ def run_rank(
     """
     record = record.absolute()
     folder = rank_folder(record, task.rank)
-    log_path, progress = folder / "worker.log", RankProgress(folder / "progress.jsonl")
+    log_path, progress = folder / "worker.log", RankProgress(path=folder / "progress.jsonl")
     command = [_placed(word, record) for word in task.argv]
-    for place in (folder.parent, folder):
-        if place.is_symlink():
-            raise DryRunError(f"{place} is a symbolic link: a rank would write where it points. Choose another --out.")
     try:
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True, exist_ok=True)
+        _empty(folder)
         with open(log_path, "ab") as log_file:
-            run = _Run(task, record, log_file.fileno(), progress, on_event, stop or threading.Event())
+            run = _Run(
+                task=task,
+                record=record,
+                log=log_file.fileno(),
+                progress=progress,
+                on_event=on_event,
+                stop=stop or threading.Event(),
+            )
             outcome = run.watch(run.start_guard(command, leave, servers))
     except OSError as error:
         raise DryRunError(f"Cannot run rank {task.rank} in {folder}: {error.strerror or error}.") from None
@@ -142,25 +160,21 @@ def run_rank(
     progress.read()
     log = progress.with_figures(read_worker_log(log_path, task.rank))
     judged = judge(task, outcome, log, progress.done, progress.phase)
-    report = RankReport(
-        rank=task.rank,
-        represents=task.represents,
-        stage=task.stage,
-        status=judged.status,
-        error=judged.error,
-        used_peak_mb=log.used_peak_mb,
-        actual_peak_mb=log.actual_peak_mb,
-        seconds=outcome.seconds,
-        host_rss_mb=outcome.rss_mb,
-        device_total_mb=log.device_total_mb,
-        usable_mb=log.usable_mb,
-        iterations=progress.done,
-        why=task.why,
-    )
+    report = _report(task, outcome, log, judged, progress.done)
     result = {**_result(report, outcome, log, command, judged.note), "groups": used_groups(record, task.rank), "start": run.start}
     result |= progress.details()
     write_json(folder / "result.json", result)
-    on_event(Event(task.rank, "finished", progress.phase, progress.done, progress.total, log.used_peak_mb, result=report))
+    on_event(
+        Event(
+            rank=task.rank,
+            kind="finished",
+            phase=progress.phase,
+            done=progress.done,
+            total=progress.total,
+            memory_mb=log.used_peak_mb,
+            result=report,
+        )
+    )
     return report
 
 
@@ -215,7 +229,7 @@ def _what_is_missing(log: RankLog, done: int, iterations: int) -> str | None:
     return None
 
 
-@dataclass
+@dataclass(kw_only=True)
 class _Run:
     """A rank under way, from its guard's start to its end."""
 
@@ -258,7 +272,7 @@ class _Run:
         last: dict[str, Any] = {}
         rss_mb: int | None = None
         try:
-            self.on_event(Event(self.task.rank, "started", total=self.task.iterations, start=self.start))
+            self.on_event(Event(rank=self.task.rank, kind="started", total=self.task.iterations, start=self.start))
             with selectors.DefaultSelector() as selector:
                 selector.register(rank.stdout, selectors.EVENT_READ)
                 text = b""
@@ -283,19 +297,47 @@ class _Run:
             if "ended" not in last and b'"ended"' not in rest:
                 guard.end_marked(self.mark)
         if "ended" not in last:
-            return Outcome("stopped" if self.stop.is_set() else "lost", rss_mb=rss_mb)
+            return Outcome(ended="stopped" if self.stop.is_set() else "lost", rss_mb=rss_mb)
         return Outcome(**{name: value for name, value in last.items() if name != "left"})
 
     def _say_progress(self, rss_mb: int | None) -> None:
         at = self.progress
         total = at.total or self.task.iterations
-        self.on_event(Event(self.task.rank, "progress", at.phase, at.done, total, at.memory_mb, rss_mb))
+        self.on_event(
+            Event(
+                rank=self.task.rank,
+                kind="progress",
+                phase=at.phase,
+                done=at.done,
+                total=total,
+                memory_mb=at.memory_mb,
+                host_rss_mb=rss_mb,
+            )
+        )
 
 
 def _placed(text: str, record: Path, in_json: bool = False) -> str:
     """`{record}` becomes the record's folder."""
     path = str(record)
     return text.replace("{record}", json.dumps(path)[1:-1] if in_json else path)
+
+
+def _report(task: RankTask, outcome: Outcome, log: RankLog, judged: Judgement, iterations: int) -> RankReport:
+    return RankReport(
+        rank=task.rank,
+        represents=task.represents,
+        stage=task.stage,
+        status=judged.status,
+        error=judged.error,
+        used_peak_mb=log.used_peak_mb,
+        actual_peak_mb=log.actual_peak_mb,
+        seconds=outcome.seconds,
+        host_rss_mb=outcome.rss_mb,
+        device_total_mb=log.device_total_mb,
+        usable_mb=log.usable_mb,
+        iterations=iterations,
+        why=task.why,
+    )
 
 
 def _result(report: RankReport, outcome: Outcome, log: RankLog, command: list[str], note: str | None) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from mindspeed_dryrun.errors import DryRunError, UsageError
+from mindspeed_dryrun.language import message
 from mindspeed_dryrun.launch.executors import Event, SharedPlaces, interrupted
 from mindspeed_dryrun.launch.executors.local import ending_on_signals
 from mindspeed_dryrun.launch.executors.rank import run_rank
@@ -54,7 +55,14 @@ class RayExecutor:
         ray = connected()
         shared = self.shared or SharedPlaces(self.jobs or len(tasks))
         with Record(record).claimed(task.rank for task in tasks), ending_on_signals(shared.stop) as caught:
-            state = _State(ray, record, deque(tasks), shared, survey(tasks[0]), on_event)
+            state = _State(
+                ray=ray,
+                record=record,
+                pending=deque(tasks),
+                shared=shared,
+                here=survey(tasks[0]),
+                on_event=on_event,
+            )
             try:
                 while (state.pending or state.running) and not shared.stop.is_set():
                     state.submit()
@@ -65,7 +73,7 @@ class RayExecutor:
             raise interrupted(caught)
 
 
-@dataclass
+@dataclass(kw_only=True)
 class _State:
     ray: Any
     record: Path
@@ -123,7 +131,7 @@ class _State:
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(parents=True)
             write_json(folder / "result.json", dataclasses.asdict(report))
-        self.on_event(Event(task.rank, "finished", memory_mb=report.used_peak_mb, result=report))
+        self.on_event(Event(rank=task.rank, kind="finished", memory_mb=report.used_peak_mb, result=report))
 
     def end(self) -> None:
         """No rank outlives the run: those still there are asked to end, then their workers are killed."""
@@ -220,7 +228,7 @@ def connected() -> Any:
 
 def _report(task: RankTask, result: dict[str, Any]) -> RankReport:
     placed = {"rank": task.rank, "represents": task.represents, "stage": task.stage}
-    return read_as(RankReport, {"status": Status.FAILED, **result, **placed}, f"The result of rank {task.rank}")
+    return read_as(RankReport, {"status": Status.FAILED, **result, **placed}, message(f"The result of rank {task.rank}"))
 
 
 def _sentence(error: BaseException) -> str:

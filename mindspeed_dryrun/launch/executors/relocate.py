@@ -29,7 +29,7 @@ _LISTS = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH")
 _HOST = ("HOME", "HOSTNAME", "LOGNAME", "PWD", "OLDPWD", "SHELL", "TMPDIR", "USER", "XDG_CACHE_HOME", "XDG_RUNTIME_DIR")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Machine:
     """Where one machine has what a rank needs."""
 

@@ -1,6 +1,6 @@
 """Warm ranks, on the launcher's side: servers that have imported a trainer, and guards that they fork on request.
 
-One server for each set of things that imports depend on: the interpreter, the trainer's program, the patches, and every
+One server for each set of things that imports depend on: the interpreter, what is imported, the patches, and every
 environment variable that is the same for all ranks of a job. Servers belong to the process that started them and end with
 it, however it ends; ranks that were forked already do not need them any more.
 """
@@ -23,12 +23,14 @@ from typing import IO, TYPE_CHECKING
 
 from mindspeed_dryrun.rank import activation
 from mindspeed_dryrun.rank.guard import MARK
+from mindspeed_dryrun.rank.patch_calls import ALWAYS
 from mindspeed_dryrun.rank.warm_server import NO_MARK, OF_ONE_RANK, receive, send
 
 if TYPE_CHECKING:
     from mindspeed_dryrun.launch.plan import RankTask
 
 _RANK_MODULE = ("-m", "mindspeed_dryrun.rank")
+_LIBRARIES = "mindspeed_dryrun.rank.libraries"  # of a trainer of Megatron's that a script brings
 # Differ from shell to shell and decide nothing.
 _OF_THE_SHELL = ("_", "SHLVL", "PWD", "OLDPWD")
 _KEPT = 2  # servers at once: each holds about half a gigabyte
@@ -59,8 +61,7 @@ class Servers:
 
     def fork(self, task: RankTask, environment: Mapping[str, str], folder: Path, log: int, stop: Callable[[], bool]) -> Guard:
         """A guard with the rank below it. `ColdStart` when this rank cannot be forked, or `stop` says so."""
-        program = _program(task.argv)
-        order = _import_order(task.argv[0], program, environment)
+        order = _import_order(task.argv, environment)
         request = {
             "argv": list(task.argv[3:]),
             "env": dict(environment),
@@ -89,7 +90,7 @@ class Servers:
 
     def _server(self, order: _Order) -> _Server:
         with self._lock:
-            server = self._servers.pop(order.key, None) or _Server(order)
+            server = self._servers.pop(order.key, None) or _Server(order=order)
             self._servers[order.key] = server  # the last one used comes last
             extra = [self._servers.pop(key) for key in list(self._servers)[:-_KEPT]]
         for old in extra:
@@ -108,7 +109,7 @@ class _Order:
     """What a server is started with."""
 
     python: str
-    program: str
+    imports: str  # a module with a function `load`
     environment: Mapping[str, str]
 
     @property
@@ -123,25 +124,27 @@ class _Order:
             for name, value in self.environment.items()
             if name not in (*OF_ONE_RANK, *_OF_THE_SHELL, activation.VARIABLE, MARK)
         }
-        data = [self.python, self.program, sorted(fixed.items()), own.trainer, patches]
+        data = [self.python, self.imports, sorted(fixed.items()), own.trainer, patches]
         return hashlib.sha256(json.dumps(data).encode()).hexdigest()
 
 
-def _program(argv: tuple[str, ...]) -> str:
+def _imports(argv: tuple[str, ...], engine: str) -> str:
     if tuple(argv[1:3]) != _RANK_MODULE:
         raise ColdStart("it is not a Python program of ours")
-    if argv[3].endswith(".py"):
-        raise ColdStart("what the script's own trainer imports depends on its arguments")
-    return argv[3]
+    if not argv[3].endswith(".py"):
+        return f"{argv[3]}.imports"
+    if engine == "mindspore" and ALWAYS in argv:
+        return _LIBRARIES
+    raise ColdStart("what the script's own trainer imports depends on its arguments")
 
 
-def _import_order(python: str, program: str, environment: Mapping[str, str]) -> _Order:
+def _import_order(argv: tuple[str, ...], environment: Mapping[str, str]) -> _Order:
     rank = activation.Activation.from_env(environment)
     own = activation.Activation(mode=rank.mode, engine=rank.engine, trainer=rank.trainer, patches=rank.patches)
-    return _Order(python, program, {**environment, **own.to_env(), MARK: NO_MARK})
+    return _Order(argv[0], _imports(argv, rank.engine), {**environment, **own.to_env(), MARK: NO_MARK})
 
 
-@dataclass
+@dataclass(kw_only=True)
 class _Server:
     """One server process; started by the first rank that asks for it."""
 
@@ -187,7 +190,7 @@ class _Server:
                 start_new_session=True,
             )
         self.line = line
-        send(line, {"program": self.order.program})
+        send(line, {"imports": self.order.imports})
         self._answer(line, stop, _SECONDS_TO_IMPORT)
         return line
 

@@ -72,7 +72,16 @@ async function show() {
   byId("result").dataset.state = found.state;
   say("progress", { waiting: words.waiting, running: words.running, figures: words.explaining }[found.state]);
   links();
+  glance(found.verdict);
   await drawHistory();
+}
+
+// On a narrow screen the result is below the settings: the verdict is beside the buttons as well.
+function glance(verdict) {
+  const link = byId("at-a-glance"), peak = byId("peak");
+  link.hidden = !verdict;
+  link.className = "tag " + ({ fits: "good", barely: "warn", unknown: "warn" }[verdict] || "bad");
+  link.textContent = [words[verdict], peak && peak.textContent].filter(Boolean).join(" ");
 }
 
 async function drawHistory() {
@@ -195,11 +204,12 @@ byId("set-flag").addEventListener("click", () => {
 byId("undo").addEventListener("click", undo);
 byId("reset").addEventListener("click", () => change(empty()));
 byId("search").addEventListener("click", () => call("/api/search", state).then(drawHistory).catch((error) => say("search-text", error.message)));
-byId("stop").addEventListener("click", () => call("/api/stop", {}).catch(() => {}));
+byId("stop").addEventListener("click", () => call("/api/stop", {}).then(() => say("search-text", words.stopping)).catch(() => {}));
 document.addEventListener("keydown", (event) => {
   const typing = event.target instanceof HTMLInputElement;
   if ((event.ctrlKey || event.metaKey) && event.key === "z" && !typing) { event.preventDefault(); undo(); }
 });
+byId("at-a-glance").addEventListener("click", (event) => { event.preventDefault(); byId("result").focus(); byId("result").scrollIntoView(); });
 window.addEventListener("hashchange", () => { const next = readAddress(); if (JSON.stringify(next) !== JSON.stringify(state)) change(next); });
 
 state = readAddress();
