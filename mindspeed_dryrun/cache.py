@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from filelock import FileLock
@@ -91,14 +92,24 @@ def _refuse_if_writable(*paths: Path) -> None:
 def refuse_writable(folder: Path) -> None:
     """A folder that the user has named: its owner is the user's choice, but nobody else may be able to write in it."""
     # Thousands of files, looked at before every plan: pathlib would take ten times as long.
-    inside = (os.path.join(parent, name) for parent, inner, files in os.walk(folder) for name in (*inner, *files))
-    for path in (str(folder), *inside):
-        mode = os.lstat(path).st_mode
-        if not stat.S_ISLNK(mode) and mode & (stat.S_IWGRP | stat.S_IWOTH):
+    for path, mode in _modes(str(folder)):
+        if mode & (stat.S_IWGRP | stat.S_IWOTH) and not stat.S_ISLNK(mode):
             raise DryRunError(
                 f"{path} can be written by other users, and its modules would be loaded into your processes. "
                 f"Revoke that: chmod -R go-w {folder}"
             )
+
+
+def _modes(folder: str) -> Iterator[tuple[str, int]]:
+    """A folder and all that is in it; links are not followed."""
+    waiting = [folder]
+    yield folder, os.lstat(folder).st_mode
+    while waiting:
+        with contextlib.suppress(PermissionError), os.scandir(waiting.pop()) as entries:  # nor can anything be imported from it
+            for entry in entries:
+                yield entry.path, entry.stat(follow_symlinks=False).st_mode
+                if entry.is_dir(follow_symlinks=False):
+                    waiting.append(entry.path)
 
 
 def _between(root: Path, folder: Path) -> list[Path]:

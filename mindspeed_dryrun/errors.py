@@ -8,6 +8,25 @@ from collections.abc import Iterable
 
 from mindspeed_dryrun.language import message
 
+# What Linux says of a file; an error quotes it, and `t` finds its Chinese here.
+SYSTEM_SENTENCES = (
+    "No such file or directory",
+    "Permission denied",
+    "Is a directory",
+    "Not a directory",
+    "File exists",
+    "File name too long",
+    "No space left on device",
+    "Disk quota exceeded",
+    "Read-only file system",
+    "Input/output error",
+    "Too many open files",
+    "Too many levels of symbolic links",
+    "Text file busy",
+    "Argument list too long",
+    "Address already in use",
+)
+
 
 class DryRunError(Exception):
     """Something a user can cause or fix. Printed as one sentence, without a traceback."""

@@ -26,6 +26,19 @@ def write_text(path: Path, text: str) -> None:
             temporary.unlink()
 
 
+def write_output(path: Path, text: str) -> None:
+    """A file that the user named. A device or a pipe is written to: a rename would put a plain file in its place, for root even
+    in that of /dev/null."""
+    try:
+        if not path.exists() or path.is_file() or path.is_dir():
+            write_text(path, text)
+            return
+        with open(path, "w", encoding="utf-8", errors="surrogateescape") as stream:
+            stream.write(text)
+    except OSError as error:
+        raise cannot_write(path, error) from None
+
+
 def cannot_write(path: Path, error: OSError) -> DryRunError:
     """A sentence with the reason."""
     reason = error.strerror or str(error)

@@ -10,9 +10,49 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from mindspeed_dryrun.errors import UsageError
+from mindspeed_dryrun.yaml_file import kind_of
 
 Kind = TypeVar("Kind")
 _DEEPEST = 40  # levels of nesting that anything of ours has
+# pydantic's type of an error (https://docs.pydantic.dev/latest/errors/validation_errors/) → what we say of the value.
+_VALUE_SENTENCES = {
+    "string_type": "must be text, not {}",
+    "string_unicode": "must be text that UTF-8 can hold, not {}",
+    "int_type": "must be a whole number, not {}",
+    "int_parsing_size": "must be a smaller whole number, not {}",
+    "float_type": "must be a number, not {}",
+    "finite_number": "must be a finite number, not {}",
+    "bool_type": "must be true or false, not {}",
+    "list_type": "must be a list, not {}",
+    "dict_type": "must be a mapping of keys to values, not {}",
+    "invalid_key": "must have keys that are text, not {}",
+}
+_LIMIT_SENTENCES = {
+    "greater_than": "must be above {}, not {}",
+    "greater_than_equal": "must be at least {}, not {}",
+    "less_than": "must be below {}, not {}",
+    "less_than_equal": "must be at most {}, not {}",
+    "too_short": "must have at least {} items, not {}",
+    "too_long": "must have at most {} items, not {}",
+}
+_LIMITS = {  # keys of an error's context
+    "greater_than": ("gt", None),
+    "greater_than_equal": ("ge", None),
+    "less_than": ("lt", None),
+    "less_than_equal": ("le", None),
+    "too_short": ("min_length", "actual_length"),
+    "too_long": ("max_length", "actual_length"),
+}
+_SAME = {  # types that ask the same of a user
+    "int_parsing": "int_type",
+    "int_from_float": "int_type",
+    "float_parsing": "float_type",
+    "bool_parsing": "bool_type",
+    "tuple_type": "list_type",
+    "mapping_type": "dict_type",
+    "dataclass_type": "dict_type",
+    "model_type": "dict_type",
+}
 
 
 @functools.cache
@@ -28,8 +68,8 @@ def read_as(kind: type[Kind], data: Any, where: str) -> Kind:
         found: Kind = _adapter(whole).validate_python(data)
     except ValidationError as error:
         raise UsageError(_sentence(error, kind, where)) from None
-    except (RecursionError, OverflowError) as error:
-        raise UsageError(f"{where} cannot be read: {error}.") from None
+    except (RecursionError, OverflowError):
+        raise UsageError(f"{where} cannot be read: it is nested too deep, or a number in it is too large.") from None
     return found
 
 
@@ -70,7 +110,7 @@ def _inside(part: Any) -> list[Any]:
 
 
 def _sentence(error: ValidationError, kind: Any, where: str) -> str:
-    first = error.errors(include_url=False)[0]
+    first = _first(error)
     place = _place(first["loc"])
     if first["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
         known = [*getattr(kind, "model_fields", ()), *getattr(kind, "__dataclass_fields__", ())]
@@ -79,14 +119,33 @@ def _sentence(error: ValidationError, kind: Any, where: str) -> str:
         return f"{where}: unknown key '{place}'; {hint}"
     if first["type"] in ("missing", "missing_argument", "missing_keyword_only_argument"):
         return f"{where}: '{place}' is missing."
-    if first["type"] == "literal_error":
+    if first["type"] in ("literal_error", "enum"):
         choices = str(first["ctx"]["expected"]).replace("'", "").replace(" or ", ", ")
-        return f"{where}: {place} '{first['input']}' is not one of {choices}."
-    message = first["msg"].removeprefix("Value error, ").removeprefix("Input ")
-    message = f"{message[0].lower()}{message[1:]}{'' if message.endswith(('?', '.')) else '.'}"
-    if message.startswith("unknown key"):
-        return f"{where}: {f'{place}: ' if place else ''}{message}"
-    return f"{where}: '{place}' {message}" if place else f"{where} {message}"
+        return f"{where}: '{place}' must be one of {choices}, not {kind_of(first['input'])}."
+    words = _words(first)
+    words = f"{words[0].lower()}{words[1:]}{'' if words.endswith(('?', '.')) else '.'}"
+    if words.startswith("unknown key"):
+        return f"{where}: {f'{place}: ' if place else ''}{words}"
+    return f"{where}: '{place}' {words}" if place else f"{where} {words}"
+
+
+def _first(error: ValidationError) -> dict[str, Any]:
+    """The first error; one about a key of a mapping is at the mapping."""
+    first: dict[str, Any] = dict(error.errors(include_url=False)[0])
+    if first["loc"][-1:] == ("[key]",):
+        return {**first, "type": "invalid_key", "loc": first["loc"][:-2]}
+    return {**first, "loc": first["loc"][:-1]} if first["type"] == "invalid_key" else first
+
+
+def _words(error: Any) -> str:
+    """What is wrong with one value, in our words; in pydantic's only where nobody has met that type yet."""
+    kind = _SAME.get(error["type"], error["type"])
+    if kind in _LIMITS:
+        limit, actual = (error["ctx"].get(key) for key in _LIMITS[kind])
+        return _LIMIT_SENTENCES[kind].format(limit, kind_of(error["input"]) if actual is None else actual)
+    if kind in _VALUE_SENTENCES:
+        return _VALUE_SENTENCES[kind].format(kind_of(error["input"]))
+    return str(error["msg"]).removeprefix("Value error, ").removeprefix("Input ")
 
 
 def _place(location: tuple[int | str, ...]) -> str:

@@ -12,6 +12,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, WithJsonSchema, model_validator
 
+from mindspeed_dryrun.language import message
 from mindspeed_dryrun.schema import read_as
 from mindspeed_dryrun.yaml_file import kind_of, read_yaml
 
@@ -133,7 +134,7 @@ Words = Annotated[
     tuple[str, ...], BeforeValidator(_words), WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": _SCALAR}]})
 ]
 # Environment or script variables.
-Variables = Annotated[dict[str, Text], BeforeValidator(mapping_or("must be a mapping of names to values"))]
+Variables = Annotated[dict[str, Text], BeforeValidator(mapping_or(message("must be a mapping of names to values")))]
 Texts = Annotated[tuple[Text, ...], BeforeValidator(_as_list), WithJsonSchema(_some(_SCALAR))]
 Counts = Annotated[tuple[Count, ...], BeforeValidator(_as_list), WithJsonSchema(_some(_COUNT))]
 Switches = Annotated[

@@ -27,7 +27,6 @@ SHOWN = {
     "table": (0,),
     "pipe_table": (0,),
     "Table": (0,),
-    "PageSection": (0,),
     "Headline": (0, 2),
 }
 KEPT = re.compile(r"^_?((\w+_)?notes?|not_counted|(\w+_)?problems?|reason|warnings|head|header|unknown_workspace)$")
@@ -172,9 +171,11 @@ def _stored(node: ast.AST) -> Iterator[ast.expr]:
         yield from (word.value for word in node.keywords if KEPT.search(word.arg or ""))
         name = _called(node) or getattr(node.func, "attr", "")
         yield from (node.args[place] for place in SHOWN.get(name, ()) if place < len(node.args))
-        yield from (word.value for word in node.keywords if name == "PageSection" and word.arg == "text")
+        yield from (word.value for word in node.keywords if name == "PageSection" and word.arg in ("title", "text"))
+        if name == "_group" and ast.unparse(node.args[0]) == "Handling.REFUSED":  # why a flag is refused
+            yield node.args[2]
         if name == "Check":  # a single word is a name
-            shown = [part for index, part in enumerate(node.args) if index != 3]
+            shown = [word.value for word in node.keywords if word.arg != "state"]
             yield from (part for part in shown if _is_sentence(part) or isinstance(part, ast.Name))
         place = node.func.value if isinstance(node.func, ast.Attribute) and node.func.attr == "append" else None
         if isinstance(place, ast.Name) and KEPT.search(place.id):

@@ -19,7 +19,7 @@ ARGS = (
     "--use-flash-attn --padded-vocab-size 152064"
 )
 HOSTILE = "RuntimeError: <script>document.title='owned'</script> a|b `c` \x1b[31m\x07 ]]> &amp; \"'"
-CARD = Device("ascend910b-64g", "Ascend 910B (64 GB)", 62420, 58166, "published")
+CARD = Device(name="ascend910b-64g", title="Ascend 910B (64 GB)", total_mb=62420, usable_mb=58166, source="published")
 CRITERIA = Criteria(device=CARD, budget_mb=58166, excess=Excess(0.0127, 2, "published"))
 ENGINE = EngineSummary("mindspore", "2.7.1", "stand-in", 1)
 
@@ -80,7 +80,7 @@ def logs(ranks: int) -> Report:
              usable_mb=58178)
         for number in range(ranks)
     ]  # fmt: skip
-    card = Device("from-logs", "the card of these logs", 62420, 58178, "measured")
+    card = Device(name="from-logs", title="the card of these logs", total_mb=62420, usable_mb=58178, source="measured")
     return summarise(None, EngineSummary(), found, Criteria(device=card, budget_mb=58178))
 
 

@@ -28,7 +28,7 @@ _MODEL_HOLDS = 0.05
 _FULL = ("--recompute-granularity", "full", "--recompute-method", "uniform", "--recompute-num-layers", "1")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Lever:
     """A change to try. `used_peak_mb` is computed for the explained rank; None where its parts do not tell."""
 
@@ -40,7 +40,7 @@ class Lever:
     command: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _Parts:
     """The explained peak in the terms that levers work on, in bytes."""
 
@@ -83,7 +83,9 @@ def levers(report: Report, job: Job | None, found: Explanation | None) -> list[L
         saves = None if new_peak is None else (parts.peak - int(new_peak)) // 2**20
         if saves is None or saves > 0 or name == _SELECTIVE:  # who asks for it should see that it does not help
             mb = None if new_peak is None else int(new_peak) // 2**20
-            result.append(Lever(name, flags, mb, saves, why, command(report.job.script, flags)))
+            result.append(
+                Lever(name=name, flags=flags, used_peak_mb=mb, saves_mb=saves, why=why, command=command(report.job.script, flags))
+            )
     return sorted(result, key=lambda lever: (lever.saves_mb is None, -(lever.saves_mb or 0)))
 
 

@@ -168,3 +168,20 @@ def _ending_on_signals() -> Iterator[None]:
         sys.unraisablehook = hook
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def importing_meanwhile(*modules: str) -> Iterator[None]:
+    """Imports these modules beside what is done here. One that cannot be imported is left to whoever needs it."""
+
+    def load() -> None:
+        for module in modules:
+            with contextlib.suppress(ImportError):
+                importlib.import_module(module)
+
+    thread = threading.Thread(target=load, name="imports")
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()

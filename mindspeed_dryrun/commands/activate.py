@@ -1,4 +1,4 @@
-"""Prints shell commands that make every later msrun of this shell a dry run:
+"""Print shell commands that make every later msrun of this shell a dry run:
 
     eval "$(mindspeed-dryrun activate)"
     bash my_training_script.sh            # unmodified

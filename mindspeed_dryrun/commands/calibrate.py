@@ -1,4 +1,4 @@
-"""Fits the time model to your own training logs.
+"""Fit the time model to your own training logs.
 
     mindspeed-dryrun calibrate worker_0.log --hardware ascend910b-64g --out mine.yaml
     mindspeed-dryrun calibrate rows.yaml --hardware ascend910b-64g --out mine.yaml
@@ -17,7 +17,7 @@ from pathlib import Path
 
 from mindspeed_dryrun.errors import UsageError
 from mindspeed_dryrun.estimate.calibration import MeasuredRun
-from mindspeed_dryrun.files import write_text
+from mindspeed_dryrun.files import write_output
 from mindspeed_dryrun.language import t
 
 
@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
     if args.out:
         text = f"# {hardware.name}, calibrated by mindspeed-dryrun from: {', '.join(row.name for row in rows)}\n"
         args.out.parent.mkdir(parents=True, exist_ok=True)
-        write_text(args.out, text + yaml.safe_dump(to_yaml(done.hardware), sort_keys=False, allow_unicode=True))
+        write_output(args.out, text + yaml.safe_dump(to_yaml(done.hardware), sort_keys=False, allow_unicode=True))
         print(t(f"written: {args.out}"))
     return 0
 

@@ -1,4 +1,4 @@
-"""Prints shell commands that undo `activate`: eval "$(mindspeed-dryrun deactivate)", or `dryrun_off` for short.
+"""Print shell commands that undo `activate`: eval "$(mindspeed-dryrun deactivate)", or `dryrun_off` for short.
 
 Every variable is what it was before: its value, or unset.
 """

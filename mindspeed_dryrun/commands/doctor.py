@@ -1,4 +1,4 @@
-"""Says what is installed, what will be used, what is wrong and the command that fixes it; ends with a trial of the engine.
+"""Say what is installed, what will be used, what is wrong and the command that fixes it; ends with a trial of the engine.
 
 Exit status 0 if dry runs work here, 1 if something is wrong.
 """
@@ -49,7 +49,7 @@ def _all() -> Iterator[Check]:
 
 
 def _print(check: Check) -> None:
-    name, found, wanted = t(check.name), t(check.found), t(f"(wanted: {check.wanted})")
+    name, found, wanted = t(check.name), t(check.found), t(f"(expected: {check.wanted})")
     print(f"{padded(t(_MARK_SENTENCES[check.state]), 6)} {padded(name, 25)} {found}  {wanted}", flush=True)
     if check.fix:
         print(f"{'':6} {'':25} → {t(check.fix)}", flush=True)

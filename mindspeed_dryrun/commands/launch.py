@@ -1,4 +1,4 @@
-"""Dry-runs a training script as it is: every rank's peak memory, the worst rank, whether the job fits.
+"""Dry-run a training script as it is: every rank's peak memory, the worst rank, whether the job fits.
 
     mindspeed-dryrun launch pretrain_qwen25_7b_32k_ms.sh
     mindspeed-dryrun launch SCRIPT --set TP=4 --set PP=2 -- --recompute-granularity full --recompute-method uniform
@@ -18,6 +18,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
+from mindspeed_dryrun.commands import importing_meanwhile
 from mindspeed_dryrun.engines.protocol import Engine
 from mindspeed_dryrun.errors import DryRunError, UsageError
 from mindspeed_dryrun.language import t
@@ -37,6 +38,14 @@ from mindspeed_dryrun.record.model import Report, TimeSummary
 from mindspeed_dryrun.record.run_spec import RunSpec
 from mindspeed_dryrun.report.view import ranges, time_words
 from mindspeed_dryrun.units import parse_size_mb
+
+# Half of what a launch imports is needed when the ranks start, or for the report at the end.
+_FOR_THE_RUN = (
+    "mindspeed_dryrun.launch.executors.local",
+    "mindspeed_dryrun.launch.rank_cache",
+    "mindspeed_dryrun.report.progress",
+    "mindspeed_dryrun.advise.report_page",
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -84,6 +93,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=0,
         metavar="N",
         help="tokens of a fine-tuning sample where the script does not pad them (default: the sequence length)",
+    )
+    parser.add_argument(
+        "--moe-curve",
+        action="store_true",
+        help="also count every rank class at growing imbalances, and say where the job stops fitting",
     )
     parser.add_argument("--moe-imbalance", type=float, metavar="X", help="the same as --moe-load hot:X")
     parser.add_argument(
@@ -134,7 +148,9 @@ def add_device_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Script → job → plan → record → summary."""
     script = Path(args.script)
-    job = read_job(script, spec_from(args))
+    spec = spec_from(args)
+    with importing_meanwhile(*(_FOR_THE_RUN if not args.plan_only else ())):
+        job = read_job(script, spec)
     stem = Path(args.out) if args.out else default_out(script)
     if not args.ab or args.plan_only:
         return run_job(job, stem, args)
@@ -185,6 +201,7 @@ def _show_plan(job: Job, out: Path, args: argparse.Namespace) -> int:
 
 def _run_and_print(job: Job, stem: Path, args: argparse.Namespace) -> tuple[int, Path]:
     """The exit status and the folder of the record: `--out` as it is, else the first that is free or holds this job."""
+    from mindspeed_dryrun.launch import load_curve
     from mindspeed_dryrun.launch.executors import Interrupted
     from mindspeed_dryrun.record.store import Record, folder_for
     from mindspeed_dryrun.record.summary import build_report
@@ -193,10 +210,14 @@ def _run_and_print(job: Job, stem: Path, args: argparse.Namespace) -> tuple[int,
     execution = execution_from(args)
     plan = dataclasses.replace(plan_job(job, spec_from(args), execution), time=predicted_time(job, args.hardware))
     out = (stem if args.out else folder_for(stem, plan.fingerprint)).absolute()
+    if args.moe_curve:
+        load_curve.check(job, plan.spec)
     before = Record.open(out).ranks_done() if (out / "job.json").is_file() and not args.fresh else set()
     try:
         with progress_view(plan.tasks, quiet=args.json) as view:
             report = run_plan(plan, out, execution, view)
+        if args.moe_curve:
+            report = load_curve.count_loads(plan, out, report, execution)
     except Interrupted:
         _print_report(build_report(out), out, args)
         raise
@@ -229,10 +250,10 @@ def _print_report(report: Report, out: Path, args: argparse.Namespace) -> None:
         print(views.render(report, "table"))
         print(t(f"record: {out}"))
     if args.junit:
-        from mindspeed_dryrun.files import write_text
+        from mindspeed_dryrun.files import write_output
         from mindspeed_dryrun.report import junit
 
-        write_text(args.junit, junit.render(report))
+        write_output(args.junit, junit.render(report))
     write_page(out)  # last: on a full disk the figures have been shown
     if args.explain and not args.json:
         from mindspeed_dryrun.commands.explain import show_explanation

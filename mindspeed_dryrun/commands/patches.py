@@ -1,4 +1,4 @@
-"""Lists the patch catalogue: what each patch changes, why, what happens without it, and its state against what is installed.
+"""List the patch catalogue: what each patch changes, why, what happens without it, and its state against what is installed.
 
 States: applies · applies, version not known · target missing (upstream has moved on: a run would stop) · not needed (this release
 does without) · not installed. Upstream trees are found as a rank finds them: PYTHONPATH, MINDSPEED_CORE_MS_PATH and the engine

@@ -11,7 +11,7 @@ import os
 import sys
 from pathlib import Path
 
-from mindspeed_dryrun.files import write_text
+from mindspeed_dryrun.files import write_output
 from mindspeed_dryrun.record.summary import load_report
 from mindspeed_dryrun.report import FORMATS, render, table
 
@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         text = render(report, args.format)
     if args.output:
-        write_text(args.output, text)
+        write_output(args.output, text)
     else:
         print(text, end="")
     return report.exit_status

@@ -13,7 +13,7 @@ from typing import Any
 from mindspeed_dryrun.devices.hardware import HardwareFile
 from mindspeed_dryrun.devices.real_runs import RealRun
 from mindspeed_dryrun.errors import UsageError
-from mindspeed_dryrun.files import write_text
+from mindspeed_dryrun.files import cannot_write, write_text
 from mindspeed_dryrun.record import model, run_spec
 from mindspeed_dryrun.schema import json_schema
 from mindspeed_dryrun.search.search_file import SearchFile
@@ -48,6 +48,10 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"There is no schema '{args.name}'; known are {', '.join(known)}.")
     chosen = {args.name: known[args.name]} if args.name else known
     if args.into:
+        try:
+            args.into.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise cannot_write(args.into, error) from None
         for name, schema in chosen.items():
             write_text(args.into / f"{name}.json", as_text(schema))
     else:

@@ -1,4 +1,4 @@
-"""Finds the best parallel strategy under a memory budget.
+"""Find the best parallel strategy under a memory budget.
 
     mindspeed-dryrun search examples/searches/qwen25_7b_8cards.yaml
 

@@ -1,4 +1,4 @@
-"""Prepares what dry runs need: the engine packages, the stand-in CANN and, with --stack, the real upstream stack.
+"""Prepare what dry runs need: the engine packages, the stand-in CANN and, with --stack, the real upstream stack.
 
 MSAdapter and megatron-core go into a private folder, and the stand-in CANN is made where no CANN is installed. Nothing of the
 environment changes: a PyTorch that is installed stays what it is. `launch` names this command where the packages are missing,

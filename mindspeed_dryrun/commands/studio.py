@@ -1,4 +1,4 @@
-"""Opens a local page on a script: change the layout, the batch, the card, and see at once what the engine counts.
+"""Open a local page on a script: change the layout, the batch, the card, and see at once what the engine counts.
 
     mindspeed-dryrun studio pretrain_qwen25_7b_32k_ms.sh
 
@@ -46,6 +46,7 @@ def run(args: argparse.Namespace) -> int:
     except ModuleNotFoundError as error:
         raise UsageError(f"The studio needs {error.name}: pip install 'mindspeed-dryrun[studio]'") from None
     from mindspeed_dryrun.studio.choices import Choice, Subject
+    from mindspeed_dryrun.studio.session import DEFAULT_DEVICE
 
     if not args.script.is_file():
         raise UsageError(f"There is no script {args.script}.")
@@ -64,6 +65,7 @@ def run(args: argparse.Namespace) -> int:
             if not args.no_browser:
                 import webbrowser
 
+                studio.session.ask(Choice(device=DEFAULT_DEVICE))  # what the page will ask for first; a browser takes a second
                 webbrowser.open(address)
             config = uvicorn.Config(
                 build(studio, token, hosts),

@@ -1,4 +1,4 @@
-"""Runs variants of one script into one table.
+"""Run variants of one script into one table.
 
     mindspeed-dryrun sweep examples/sweeps/qwen25_7b_lab.yaml
 

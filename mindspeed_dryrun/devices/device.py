@@ -8,7 +8,7 @@ from dataclasses import dataclass
 SIMULATED_MB = (65536, 61430)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Device:
     """The card that a verdict is about."""
 

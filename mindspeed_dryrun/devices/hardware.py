@@ -61,11 +61,12 @@ class Hardware:
     fitted: tuple[str, ...] = ()  # figures fitted to published throughput
     calibrated: tuple[str, ...] = ()  # the rows that the efficiencies were fitted to
     error: float | None = None  # relative; nine of ten jobs like the fitted ones stay within it
+    mixture_error: float | None = None  # the same of mixtures of experts, to which nothing was fitted
 
     @property
     def device(self) -> Device:
         """Its memory: what a verdict is about."""
-        return Device(self.key, self.name, self.total_mb, self.usable_mb, self.memory_source)
+        return Device(name=self.key, title=self.name, total_mb=self.total_mb, usable_mb=self.usable_mb, source=self.memory_source)
 
     @property
     def trust(self) -> str:
@@ -142,6 +143,7 @@ class HardwareFile(UserFile):
     fitted: tuple[str, ...] = Field(default=(), description="figures fitted to published throughput")
     calibrated: tuple[str, ...] = ()
     error: float | None = Field(default=None, gt=0)
+    mixture_error: float | None = Field(default=None, gt=0, description="of mixtures whose experts stay within the fast links")
 
 
 RANGES = (

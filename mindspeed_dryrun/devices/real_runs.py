@@ -10,8 +10,8 @@ from typing import Any
 import platformdirs
 import yaml
 
-from mindspeed_dryrun.errors import UsageError
 from mindspeed_dryrun.files import cannot_write, write_text
+from mindspeed_dryrun.yaml_file import read_own
 
 _PUBLISHED = Path(__file__).with_name("real_runs.yaml")
 # This many runs of their own describe a user's cluster better than what others published.
@@ -62,13 +62,11 @@ def user_file() -> Path:
 def read_runs(file: Path) -> list[RealRun]:
     """The runs of a file; none where it is missing."""
     from mindspeed_dryrun.schema import read_as
+    from mindspeed_dryrun.yaml_file import load_yaml
 
-    try:
-        data = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    if not file.exists():
         return []
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-        raise UsageError(f"{file} cannot be read: {error}.") from None
+    data = read_own(file) if file == _PUBLISHED else load_yaml(file)
     return read_as(list[RealRun], data or [], str(file))
 
 

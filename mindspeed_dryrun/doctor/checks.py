@@ -32,7 +32,7 @@ DISK_WANTED_GB = 5
 MEMORY_WANTED_GB = 2
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Check:
     """One line of `doctor`. State: `ok`, `note` (works, but not what upstream tested), `absent` (optional), `wrong`."""
 
@@ -57,21 +57,23 @@ def python() -> Check:
     version = ".".join(map(str, sys.version_info[:3]))
     state = "ok" if sys.version_info[:2] == (3, 10) else "note" if sys.version_info >= (3, 10) else "wrong"
     fix = None if state == "ok" else "MindSpeed-LLM is tested on 3.10: python3.10 -m venv .venv"
-    return Check("Python", version, "3.10", state, fix)
+    return Check(name="Python", found=version, wanted="3.10", state=state, fix=fix)
 
 
 def mindspore() -> Check:
     install = f"pip install mindspore=={MINDSPORE_VERSIONS[0]}"
-    wanted = f"{MINDSPORE_VERSIONS[0]} to {MINDSPORE_VERSIONS[-1]}"
+    wanted = f"{MINDSPORE_VERSIONS[0]}–{MINDSPORE_VERSIONS[-1]}"
     try:
         folder, version = find_mindspore()
     except DryRunError:
         state = "wrong" if torch_npu().state == "absent" else "absent"  # torchrun scripts do not need it
-        return Check("MindSpore", "not installed", wanted, state, install)
+        return Check(name="MindSpore", found="not installed", wanted=wanted, state=state, fix=install)
     if not list(folder.glob("lib/plugin/libmindspore_ascend.so*")):
-        return Check("MindSpore", f"{version}, CPU-only build", wanted, "wrong", f"{install} --force-reinstall")
+        return Check(
+            name="MindSpore", found=f"{version}, CPU-only build", wanted=wanted, state="wrong", fix=f"{install} --force-reinstall"
+        )
     known = version in MINDSPORE_VERSIONS
-    return Check("MindSpore", version, wanted, "ok" if known else "note", None if known else install)
+    return Check(name="MindSpore", found=version, wanted=wanted, state="ok" if known else "note", fix=None if known else install)
 
 
 def torch_npu() -> Check:
@@ -79,8 +81,14 @@ def torch_npu() -> Check:
     try:
         _, version = find_torch_npu(sys.executable)
     except DryRunError:
-        return Check("torch_npu", "not installed", TORCH_NPU_KNOWN, "absent", "pip install 'mindspeed-dryrun[torch]'")
-    return Check("torch_npu", version, TORCH_NPU_KNOWN, "ok" if version == TORCH_NPU_KNOWN else "note")
+        return Check(
+            name="torch_npu",
+            found="not installed",
+            wanted=TORCH_NPU_KNOWN,
+            state="absent",
+            fix="pip install 'mindspeed-dryrun[torch]'",
+        )
+    return Check(name="torch_npu", found=version, wanted=TORCH_NPU_KNOWN, state="ok" if version == TORCH_NPU_KNOWN else "note")
 
 
 def msadapter() -> Check:
@@ -98,21 +106,27 @@ def upstream(environ: Mapping[str, str]) -> Iterator[Check]:
     wanted = ", ".join(RELEASES)
     if root and not Path(root).is_dir():
         found = message(f"{CORE_MS_VARIABLE}={root} is not a directory")
-        yield Check("Upstream release", found, wanted, "wrong", fetch)
+        yield Check(name="Upstream release", found=found, wanted=wanted, state="wrong", fix=fetch)
         return
     where = [Path(root)] if root else []
     where += [Path(entry).parent for entry in environ.get("PYTHONPATH", "").split(":") if entry]
     trees = {name: _tree_in(where, name) for name in TREES}
     llm = trees["MindSpeed-LLM"]
     if llm is None:
-        yield Check("Upstream release", "none; the embedded trainer is used", wanted, "absent", fetch)
+        yield Check(name="Upstream release", found="none; the embedded trainer is used", wanted=wanted, state="absent", fix=fetch)
     else:
         release = installed.mindspeed_llm_release(llm) or "unknown"
-        yield Check("Upstream release", release, wanted, "ok" if release in RELEASES else "note")
+        yield Check(name="Upstream release", found=release, wanted=wanted, state="ok" if release in RELEASES else "note")
     for name, tree in trees.items():
         reference = RELEASES[_release_name(llm)].references[name]
         found = f"{_tree_version(tree) or message('version unknown')}, {tree}" if tree else message("not found")
-        yield Check(name, found, reference, "ok" if tree else "wrong" if llm else "absent", fetch if llm and not tree else None)
+        yield Check(
+            name=name,
+            found=found,
+            wanted=reference,
+            state="ok" if tree else "wrong" if llm else "absent",
+            fix=fetch if llm and not tree else None,
+        )
     if llm is not None:
         yield _packages_of_upstream(Path(root) if root else None)
 
@@ -121,7 +135,9 @@ def _packages_of_upstream(root: Path | None) -> Check:
     missing = missing_packages(root)
     fix = f"pip install {' '.join(missing)}" if missing else None
     found = message(f"missing: {', '.join(missing)}" if missing else "all there")
-    return Check("Upstream's packages", found, "all that scripts import", "note" if missing else "ok", fix)
+    return Check(
+        name="Upstream's packages", found=found, wanted="all that scripts import", state="note" if missing else "ok", fix=fix
+    )
 
 
 def _tree_in(where: list[Path], name: str) -> Path | None:
@@ -136,24 +152,35 @@ def _release_name(llm: Path | None) -> str:
 def cann(environ: Mapping[str, str]) -> Check:
     real = find_real_cann(environ)
     if real is None:
-        return Check("CANN", "none; the stand-in is used", "8.2", "ok")
+        return Check(name="CANN", found="none; the stand-in is used", wanted="8.2", state="ok")
     if not real.complete:
         found = f"{real.version} at {real.home}, incomplete ({', '.join(real.missing)} missing); the stand-in is used"
-        return Check("CANN", found, "8.2", "note", "reinstall CANN, or unset ASCEND_HOME_PATH")
-    return Check("CANN", f"{real.version} at {real.home}", "8.2", "ok" if real.version.startswith("8.2") else "note")
+        return Check(name="CANN", found=found, wanted="8.2", state="note", fix="reinstall CANN, or unset ASCEND_HOME_PATH")
+    return Check(
+        name="CANN",
+        found=f"{real.version} at {real.home}",
+        wanted="8.2",
+        state="ok" if real.version.startswith("8.2") else "note",
+    )
 
 
 def cards() -> Check:
     """A verdict is about the default device wherever it is made; here is what this machine's own card would be."""
     count = npus()
     if not count:
-        return Check("NPUs", message("none"), "none needed", "ok")
+        return Check(name="NPUs", found=message("none"), wanted="none needed", state="ok")
     try:
         device = local_device()
         found = f"{count}, {device.title}: {device.total_mb}M in all, {device.usable_mb}M usable ({device.source})"
     except DryRunError as error:
-        return Check("NPUs", str(count), "none needed", "note", str(error))
-    return Check("NPUs", found, "none needed", "ok", "mindspeed-dryrun launch SCRIPT --device here judges by this card")
+        return Check(name="NPUs", found=str(count), wanted="none needed", state="note", fix=str(error))
+    return Check(
+        name="NPUs",
+        found=found,
+        wanted="none needed",
+        state="ok",
+        fix="mindspeed-dryrun launch SCRIPT --device here judges by this card",
+    )
 
 
 def disk() -> Check:
@@ -161,18 +188,30 @@ def disk() -> Check:
     free = shutil.disk_usage(place).free / 2**30
     enough = free >= DISK_WANTED_GB
     fix = None if enough else "free some room, or export MINDSPEED_DRYRUN_CACHE=DIR on a larger disk"
-    return Check(message("Disk"), f"{free:.0f} GB free at {place}", f"{DISK_WANTED_GB} GB", "ok" if enough else "wrong", fix)
+    return Check(
+        name=message("Disk"),
+        found=f"{free:.0f} GB free at {place}",
+        wanted=f"{DISK_WANTED_GB} GB",
+        state="ok" if enough else "wrong",
+        fix=fix,
+    )
 
 
 def memory() -> Check:
     free = psutil.virtual_memory().available / 2**30
     enough = free >= MEMORY_WANTED_GB
     fix = None if enough else "a rank takes 0.6 GB: close other programs"
-    return Check(message("Memory"), f"{free:.1f} GB free", f"{MEMORY_WANTED_GB} GB", "ok" if enough else "wrong", fix)
+    return Check(
+        name=message("Memory"),
+        found=f"{free:.1f} GB free",
+        wanted=f"{MEMORY_WANTED_GB} GB",
+        state="ok" if enough else "wrong",
+        fix=fix,
+    )
 
 
 def cores() -> Check:
-    return Check(message("Cores"), str(len(os.sched_getaffinity(0))), "1", "ok")
+    return Check(name=message("Cores"), found=str(len(os.sched_getaffinity(0))), wanted="1", state="ok")
 
 
 def _private(label: str, distribution: str, wanted: str) -> Check:
@@ -180,8 +219,8 @@ def _private(label: str, distribution: str, wanted: str) -> Check:
     for found in importlib.metadata.distributions(path=[str(folder)]):
         if (found.metadata["Name"] or "").replace("-", "_") == distribution:
             state, fix = _compared(found.version, wanted, "mindspeed-dryrun setup")
-            return Check(label, f"{found.version}, private folder", wanted, state, fix)
-    return Check(label, "not installed", wanted, "wrong", "mindspeed-dryrun setup")
+            return Check(name=label, found=f"{found.version}, private folder", wanted=wanted, state=state, fix=fix)
+    return Check(name=label, found="not installed", wanted=wanted, state="wrong", fix="mindspeed-dryrun setup")
 
 
 def _compared(found: str, wanted: str, fix: str) -> tuple[str, str | None]:

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import mindspeed_dryrun
 from mindspeed_dryrun.doctor.checks import Check
-from mindspeed_dryrun.engines.mindspore.engine import choose_engine
+from mindspeed_dryrun.engines.mindspore.engine import STAND_IN, choose_engine
 from mindspeed_dryrun.engines.torch_npu.engine import choose_torch_engine
 from mindspeed_dryrun.errors import DryRunError
+from mindspeed_dryrun.language import message
 from mindspeed_dryrun.record.worker_log import read_worker_log
 from mindspeed_dryrun.temporary import temporary_folder
 
@@ -45,7 +46,7 @@ def torch_trial() -> Check:
     try:
         engine = choose_torch_engine(sys.executable)
     except DryRunError as error:
-        return Check("torch_npu trial", "no engine", wanted, "wrong", str(error))
+        return Check(name="torch_npu trial", found="no engine", wanted=wanted, state="wrong", fix=str(error))
     environ = engine.environment(os.environ) | engine.place(0, 1, 1) | {"PYTHONDONTWRITEBYTECODE": "1"}
     root = str(Path(mindspeed_dryrun.__file__).parents[1])
     environ["PYTHONPATH"] = os.pathsep.join(part for part in (root, environ.get("PYTHONPATH", "")) if part)
@@ -57,10 +58,16 @@ def torch_trial() -> Check:
     seconds = time.monotonic() - started
     if counted == str(EXPECTED_MB):
         found = f"{counted}M counted by {engine.title} on the {engine.cann} CANN in {seconds:.1f} s"
-        return Check("torch_npu trial", found, wanted, "ok")
+        return Check(name="torch_npu trial", found=found, wanted=wanted, state="ok")
     said = [line for line in done.stderr.splitlines() if line.strip()]
     found = f"{counted}M counted" if counted else f"failed: {said[-1] if said else f'exit status {done.returncode}'}"
-    return Check("torch_npu trial", found, wanted, "wrong", "pip install --force-reinstall 'mindspeed-dryrun[torch]'")
+    return Check(
+        name="torch_npu trial",
+        found=found,
+        wanted=wanted,
+        state="wrong",
+        fix="pip install --force-reinstall 'mindspeed-dryrun[torch]'",
+    )
 
 
 def engine_trial() -> Check:
@@ -70,7 +77,7 @@ def engine_trial() -> Check:
     try:
         engine = choose_engine()
     except DryRunError as error:
-        return Check("Engine trial", "no engine", wanted, "wrong", str(error))
+        return Check(name="Engine trial", found="no engine", wanted=wanted, state="wrong", fix=str(error))
     environ = engine.environment(os.environ) | {"RANK_ID": "0", "RANK_SIZE": "8", "PYTHONDONTWRITEBYTECODE": "1"}
     with temporary_folder() as folder:
         command = [sys.executable, "-c", PROGRAM]
@@ -78,9 +85,16 @@ def engine_trial() -> Check:
         done = subprocess.run(command, env=environ, cwd=folder, check=False, stdout=out, stderr=err)
         log = read_worker_log(io.BytesIO(done.stdout))
     seconds = time.monotonic() - started
-    found = f"{log.used_peak_mb}M counted by {engine.title} on the {engine.cann} CANN in {seconds:.1f} s"
+    below = message("the stand-in CANN") if engine.cann == STAND_IN else f"CANN {engine.cann}"
+    found = f"{log.used_peak_mb}M counted by {engine.title} on {below} in {seconds:.1f} s"
     if done.returncode == 0 and log.used_peak_mb == EXPECTED_MB:
-        return Check("Engine trial", found, wanted, "ok")
+        return Check(name="Engine trial", found=found, wanted=wanted, state="ok")
     if log.used_peak_mb is None:
         found = f"failed: {log.first_error or f'exit status {done.returncode}'}"
-    return Check("Engine trial", found, wanted, "wrong", "see the support table of the README")
+    return Check(
+        name="Engine trial",
+        found=found,
+        wanted=wanted,
+        state="wrong",
+        fix="see the table of MindSpore versions in docs/versions.md",
+    )

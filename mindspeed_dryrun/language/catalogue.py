@@ -11,10 +11,11 @@ from pathlib import Path
 
 _LONGEST = 20_000  # characters of a sentence to be looked up: what is longer is a log, not a message
 _FEW_LETTERS = 8
+_FILE = re.compile(r"/\S*$|\.(sh|ya?ml|json|csv|log|py)$")
 _DEEPEST = 4  # a sentence may hold another one as a value
 
 
-@dataclass
+@dataclass(kw_only=True)
 class _Template:
     """A message with values: `anchor`, its longest words, is looked for before the pattern is tried."""
 
@@ -65,27 +66,41 @@ class Catalogue:
             parts = text.split(comma)
             if len(parts) > 1 and all(self.knows(part, depth + 1) for part in parts):
                 return between.join(self.sentence(part, depth + 1) for part in parts)
-        for template in self._templates:
-            values = template.values(text)
-            if values is not None:
-                return template.filled([self._value(value, depth + 1) for value in values])
-        quoted = re.fullmatch(r"('[^']*') (.+?)\.?", text)  # 'KEY' must be …
-        if quoted and self.knows(quoted[2], depth + 1):
-            return f"{quoted[1]} {self.sentence(quoted[2], depth + 1)}。"
-        place, colon, rest = text.partition(": ")  # FILE: what is wrong with it; rank 3: what to know of it
-        if colon and " " not in place.removeprefix("rank ") and (said := self.sentence(rest, depth + 1)) != rest:
-            return f"{place}：{said}"
+        place, colon, rest = text.partition(": ")
+        in_file = colon and _FILE.search(place)
+        whole, part = self._matched(text), self._matched(rest) if in_file else None
+        # A short template would take the place for a value.
+        if in_file and (rest in self._exact or (part and (whole is None or part[0].length > whole[0].length))):
+            return f"{place}：{self.sentence(rest, depth + 1)}"
+        if whole:
+            return whole[0].filled([self._value(value, depth + 1) for value in whole[1]])
+        subject = re.fullmatch(r"('[^']*'|.+?(?= must )) (.+?)\.?", text)  # 'KEY' must be …, FILE must be …
+        if subject and self.knows(subject[2], depth + 1):
+            return f"{self._value(subject[1], depth + 1)} {self.sentence(subject[2], depth + 1)}。"
+        # FILE: what is wrong with it; rank 3: what to know of it; --flag: why not
+        if colon and self._is_place(place, depth + 1) and (said := self.sentence(rest, depth + 1)) != rest:
+            return f"{self._value(place, depth + 1)}：{said}"
         if "\n" in text:
             return "\n".join(self.sentence(line, depth + 1) for line in text.split("\n"))
         return text
+
+    def _matched(self, text: str) -> tuple[_Template, tuple[str, ...]] | None:
+        """The template with the most words of its own that the text can be, and what it has in its fields."""
+        found = ((template, template.values(text)) for template in self._templates)
+        return next(((template, values) for template, values in found if values is not None), None)
 
     def knows(self, text: str, depth: int = 0) -> bool:
         """Is there a translation of this text?"""
         return self.sentence(text, depth) != text
 
+    def _is_place(self, text: str, depth: int) -> bool:
+        """A file, a rank, flags, or something of ours that has its Chinese."""
+        name = " " not in text.removeprefix("rank ") or text.startswith("--") or _FILE.search(text)
+        return bool(name) or self.knows(text, depth)
+
     def _value(self, text: str, depth: int) -> str:
-        """A value may be words of ours, such as a second sentence. One word alone is a name, and is left alone."""
-        return self.sentence(text, depth) if " " in text else text
+        """A value may be words of ours, such as a second sentence. A word alone, also in a list, is a name and is left alone."""
+        return self.sentence(text, depth) if any(" " in part for part in re.split("[,;] ", text)) else text
 
 
 def read(language: str) -> Catalogue:
@@ -128,7 +143,7 @@ def _template(key: str, translation: str) -> _Template | None:
     anchor = max(words, key=len)
     if sum(char.isalpha() for char in anchor) < 3:
         return None
-    return _Template(key, translation, anchor, sum(map(len, words)))
+    return _Template(key=key, translation=translation, anchor=anchor, length=sum(map(len, words)))
 
 
 def _patterns(key: str) -> Iterator[str]:

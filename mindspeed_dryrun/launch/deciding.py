@@ -15,20 +15,26 @@ from mindspeed_dryrun.record.model import Report
 # A margin below these is close: above what was seen, in MB and as a share of the peak.
 _CLOSE_MB, _CLOSE_SHARE = 512, 0.01
 _MOST_RANKS = 8
+# Those that are run first: what differs between ranks of a class differs between neighbours.
+_FIRST_RANKS = 2
 
 
-def deciding_plan(plan: Plan, report: Report) -> Plan | None:
-    """The plan to run before a verdict is given; None where the margin is wide, or where everything was run."""
+def deciding_plans(plan: Plan, report: Report) -> list[Plan]:
+    """The plans to run before a verdict is given, one after the other until one does not fit: two ranks of the worst class,
+    then all that were chosen. None where the margin is wide, or where everything was run."""
     if not report.fits or report.margin_mb is None or report.actual_peak_mb is None or not plan.job.is_megatron:
-        return None
+        return []
     if report.margin_mb >= max(_CLOSE_MB, _CLOSE_SHARE * report.actual_peak_mb):
-        return None
+        return []
     worst = next(rank for rank in report.ranks if rank.rank == report.worst_rank)
     chosen = _spread_out(worst.represents)
     if plan.microbatches >= plan.job.microbatches and chosen == [worst.rank]:
-        return None
+        return []
     spec = dataclasses.replace(plan.spec, ranks=",".join(map(str, chosen)), microbatches="all", explain=False, check_classes=0)
-    return make_plan(plan.job, spec, plan.engine, plan.tasks[0].timeout_s)
+    whole = make_plan(plan.job, spec, plan.engine, plan.tasks[0].timeout_s)
+    if len(whole.tasks) <= _FIRST_RANKS:
+        return [whole]
+    return [dataclasses.replace(whole, tasks=whole.tasks[:_FIRST_RANKS]), whole]
 
 
 def _spread_out(ranks: tuple[int, ...]) -> list[int]:

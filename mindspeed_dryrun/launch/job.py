@@ -24,6 +24,9 @@ _NOT_TRAINING = {
 }
 
 
+FSDP2_PROGRAM = "train_fsdp2.py"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Job:
     """World size, layout, batch and trainer of one training job."""
@@ -105,6 +108,11 @@ class Job:
     def is_megatron(self) -> bool:
         """Its arguments are Megatron's, so its layout is known."""
         return self.kind != "program"
+
+    @property
+    def is_fsdp2(self) -> bool:
+        """It is MindSpeed-LLM's trainer for FSDP2, which takes a YAML file (`fsdp2.py`)."""
+        return PurePath(self.program).name == FSDP2_PROGRAM and self.back_end == "torch"
 
     def summary(self, trainer: str) -> JobSummary:
         """What a report says of this job."""

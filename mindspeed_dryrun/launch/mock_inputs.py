@@ -10,7 +10,9 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from mindspeed_dryrun.launch import fsdp2
 from mindspeed_dryrun.launch.job import Job
+from mindspeed_dryrun.launch.vocabularies import public_vocabulary
 from mindspeed_dryrun.megatron import sizes
 from mindspeed_dryrun.megatron.arguments import join, override_args, pairs, without
 from mindspeed_dryrun.megatron.flags import FLAGS, with_tag
@@ -33,7 +35,7 @@ ASSUMED_VOCABULARY = 32000
 def dry_args(job: Job, args: Sequence[str]) -> tuple[tuple[str, ...], list[str]]:
     """The trainer's arguments without anything that reads or writes the user's files, and what to say about it."""
     if not job.is_megatron:
-        return absolute_paths(args, job.cwd), []
+        return absolute_paths(args, job.cwd), list(fsdp2.notes(job)) if job.is_fsdp2 else []
     vocabulary, notes = padded_vocabulary(job)
     notes = [*notes, *checkpoint_notes(job), *_missing(job)]  # what decides figures comes first
     gone = with_tag("input", "tokenizer", "output")
@@ -71,8 +73,15 @@ def padded_vocabulary(job: Job) -> tuple[int, list[str]]:
         return known, []
     divisible_by = arguments.positive("--make-vocab-size-divisible-by", 128)
     size = _tokens(job)
+    public = public_vocabulary(arguments)
     if size:
         note = f"the vocabulary ({size} tokens) is read from the tokenizer's files"
+    elif public:
+        model, size = public
+        note = (
+            f"the tokenizer is not here: {size} tokens are ASSUMED, as the public {model} has "
+            "(say -- --padded-vocab-size N if it is another)"
+        )
     else:
         size = divisible_by * tp if divisible_by * tp >= 8192 else ASSUMED_VOCABULARY
         note = (

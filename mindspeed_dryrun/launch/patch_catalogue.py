@@ -34,7 +34,7 @@ from mindspeed_dryrun.errors import UsageError
 from mindspeed_dryrun.rank import installed
 from mindspeed_dryrun.rank.patch_calls import Called
 from mindspeed_dryrun.rank.patcher import drift
-from mindspeed_dryrun.yaml_file import read_yaml
+from mindspeed_dryrun.yaml_file import read_own, read_yaml
 
 _ONE_PATH = threading.Lock()  # a sweep plans its variants in threads, and sys.path is one for all
 ACTIONS = ("return", "set", "skip", "return_argument", "handler", "hide")
@@ -63,8 +63,9 @@ def signatures_file() -> Path:
 def compile(files: Iterable[Path] | None = None, extra: Sequence[Path] = (), engine: str = ENGINES[0]) -> list[dict[str, Any]]:
     """The built-in catalogue (or `files`) and the user's own files as JSON-able patches for `engine`, in file order."""
     patches: dict[str, dict[str, Any]] = {}
-    for file in [*(built_in_files() if files is None else files), *extra]:
-        for patch in _read(Path(file)):
+    ours = built_in_files() if files is None else []
+    for file in [*ours, *(files or ()), *extra]:
+        for patch in _read(Path(file), ours=file in ours):
             if engine in patch["engines"]:
                 patches.pop(patch["name"], None)  # a user's patch of the same name replaces ours
                 patches[patch["name"]] = patch
@@ -119,8 +120,8 @@ def state_in(patch: dict[str, Any], release: str) -> str:
     return "applies" if release in patch["versions"] else "applies, version not known"
 
 
-def _read(file: Path) -> list[dict[str, Any]]:
-    content = read_yaml(file)
+def _read(file: Path, ours: bool) -> list[dict[str, Any]]:
+    content = read_own(file) if ours else read_yaml(file)
     if not isinstance(content.get("patches"), list):
         raise UsageError(f"The patch file {file} has no list `patches`.")
     _refuse_unknown(content, _FILE_FIELDS, str(file))

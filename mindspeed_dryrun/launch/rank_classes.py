@@ -29,6 +29,8 @@ def rank_classes(job: Job) -> tuple[RankClass, ...]:
     - Data-parallel ranks are alike too. With the distributed optimizer each holds an equal share of every buffer; the last share
       holds the padding, which is allocated like the rest.
     """
+    if job.is_fsdp2:  # shards are equal, or the first ones are the largest (torch.chunk)
+        return (RankClass(0, tuple(range(job.world_size)), 0, message("its shards are as large as any")),)
     if not job.is_megatron:
         return tuple(RankClass(rank, (rank,), 0, "layout not known") for rank in range(job.world_size))
     groups: dict[tuple[int, int], list[int]] = {}

@@ -97,19 +97,19 @@ def _engine(back_end: str, level: int) -> Engine:
 
 def run_plan(plan: Plan, out: Path, execution: Execution, view: View | None = None) -> Report:
     """Runs the ranks that the record does not hold yet, and what decides a close verdict; writes `report.json`."""
-    from mindspeed_dryrun.launch.deciding import deciding_plan
+    from mindspeed_dryrun.launch.deciding import deciding_plans
 
-    with _shared(plan, execution) as execution:
+    with shared_execution(plan, execution) as execution:
         report = _run(plan, out, execution, view)
-        closer = deciding_plan(plan, report)
-        if closer is not None:
-            _run(closer, out / "deciding", execution, view)
-            return _write_report(Record.open(out))
+        for closer in deciding_plans(plan, report):
+            if report.fits:  # one rank that does not fit decides it
+                _run(closer, out / "deciding", execution, view)
+                report = _write_report(Record.open(out))
     return report
 
 
 @contextlib.contextmanager
-def _shared(plan: Plan, execution: Execution) -> Iterator[Execution]:
+def shared_execution(plan: Plan, execution: Execution) -> Iterator[Execution]:
     """The execution with one set of warm servers for all that is run of a plan; of one rank alone none is worth while."""
     from mindspeed_dryrun.launch.executors import SharedPlaces, host
 
@@ -124,7 +124,6 @@ def _run(plan: Plan, out: Path, execution: Execution, view: View | None) -> Repo
     # Only a run needs these: a plan is shown without them.
     from mindspeed_dryrun.launch.executors import Event, get_executor
     from mindspeed_dryrun.launch.rank_cache import open_cache
-    from mindspeed_dryrun.record.summary import build_report
 
     if problem := plan.problem:
         raise UsageError(problem if problem.endswith(".") else problem + ".")
@@ -140,9 +139,12 @@ def _run(plan: Plan, out: Path, execution: Execution, view: View | None) -> Repo
         restored = {task.rank for task in missing if cache.restore(task, record.path)}
         missing = [task for task in missing if task.rank not in restored]
         done |= restored
-    for rank in build_report(record.path).ranks if done else ():
-        if rank.rank in done:
-            view(Event(rank.rank, "finished", result=rank))
+    if done:
+        from mindspeed_dryrun.record.summary import build_report
+
+        for rank in build_report(record.path).ranks:
+            if rank.rank in done:
+                view(Event(rank=rank.rank, kind="finished", result=rank))
     try:
         if missing:
             executor = get_executor(execution.executor, execution.jobs, execution.shared, cold=execution.cold)

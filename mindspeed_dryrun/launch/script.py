@@ -12,8 +12,10 @@ in the copy to a variable that holds the script's path.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import re
 import select
 import shlex
 import subprocess
@@ -36,6 +38,7 @@ from mindspeed_dryrun.temporary import temporary_folder
 
 TIME_LIMIT_S = 60.0
 _TICK_S = 0.2
+_SCRIPT_BYTES = 1 << 20  # of a script that another one names
 _LINGER_S = 5.0  # for what the script left running: `msrun … &`, and no wait
 # What the stand-ins note: other launchers, steps left out, what is not on this machine, and variables that were set.
 _LISTS = ("launchers", "skipped", "absent", "set")
@@ -160,7 +163,27 @@ def _why_no_call(script: Path, status: int | None, output: str, launchers: Seque
         return f"{script} reached neither msrun nor torchrun within {TIME_LIMIT_S:.0f} s.{last}"
     if status != 0:
         return f"{script} failed before it called msrun or torchrun (exit status {status}).{last}"
+    named = _launching_scripts(script)
+    if named:
+        return (
+            f"{script} calls neither msrun nor torchrun here: it starts other scripts, some only where their data is. "
+            f"Give one of these: {', '.join(named)}."
+        )
     return f"{script} calls neither msrun nor torchrun.{last}"
+
+
+def _launching_scripts(script: Path) -> list[str]:
+    """Files that the script's text names, from its own folder or one above it, and that call a launcher themselves."""
+    found: dict[Path, str] = {}
+    for word in re.findall(r"[\w./-]+/[\w.-]+|[\w.-]+\.sh", script.read_text(encoding="utf-8", errors="replace")):
+        for folder in () if word.startswith("/") else script.absolute().parents[:6]:
+            path = folder / word
+            with contextlib.suppress(OSError):
+                if path.is_file() and path.resolve() != script.resolve() and path.stat().st_size < _SCRIPT_BYTES:
+                    text = path.read_text(encoding="utf-8", errors="replace")
+                    if re.search(r"\b(torchrun|msrun|torch\.distributed\.(launch|run))\b", text):
+                        found.setdefault(path.resolve(), word)
+    return sorted(found.values())
 
 
 def _script_environment(env: Mapping[str, str]) -> dict[str, str]:

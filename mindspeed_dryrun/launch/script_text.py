@@ -30,7 +30,7 @@ class Assignment:
     end: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Word:
     """A shell word. `redirects` is the operator before it; `commands` where bash expects a command; `after_block` after `}`."""
 
@@ -120,7 +120,7 @@ def words(text: str) -> Iterator[Word]:
             word = text[position:end]
             if redirects.startswith("<<") and redirects != "<<<":
                 heredocs.append(re.sub(r"[\\'\"]", "", word))
-            yield Word(position, end, commands, redirects, block)
+            yield Word(start=position, end=end, commands=commands, redirects=redirects, after_block=block)
             if not redirects and not (block and word.isdigit()):  # `} 2> log`
                 block = commands and word in _BLOCK_ENDS
                 commands = commands and (word in _BEFORE_COMMANDS or word.startswith("-") or _is_assignment(word))

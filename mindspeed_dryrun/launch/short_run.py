@@ -6,6 +6,7 @@ Microbatches: as many as fill the pipeline and let it turn over once.
 
 from __future__ import annotations
 
+from mindspeed_dryrun.launch import fsdp2
 from mindspeed_dryrun.launch.job import Job
 from mindspeed_dryrun.megatron.arguments import override_args, without
 from mindspeed_dryrun.megatron.flags import with_tag
@@ -15,6 +16,8 @@ ITERATIONS = 2
 
 def short_args(job: Job, microbatches: str = "auto") -> tuple[tuple[str, ...], int, int]:
     """(arguments, iterations, microbatches per iteration). `all` keeps the job's own number of microbatches."""
+    if job.is_fsdp2:
+        return fsdp2.short_args(job, microbatches)
     if not job.is_megatron:
         return job.args, 0, 0
     count = job.microbatches if microbatches == "all" else min(job.microbatches, peak_microbatches(job))

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from mindspeed_dryrun.engines.packages import engine_path
 from mindspeed_dryrun.errors import DryRunError, UsageError
+from mindspeed_dryrun.launch import fsdp2
 from mindspeed_dryrun.launch.job import Job
 from mindspeed_dryrun.launch.mock_inputs import dry_args
 from mindspeed_dryrun.launch.stack import PYTHON, missing_packages
@@ -25,13 +26,18 @@ CORE_MS = "MINDSPEED_CORE_MS_PATH"
 _PROJECTS = {"MindSpeed": "mindspeed/__init__.py", "Megatron-LM": "megatron/training/__init__.py"}
 _ADAPTERS = ("MSAdapter", "msadapter")
 _PACKAGES = ("transformers", "peft")
+_KEEPS_CTX = "26.0.0"  # checkpoint_forward_wrapper in its core/tensor_parallel/layers.py; neither 2.3.0 nor 26.1.0
+_COLLECTOR = (
+    "MindSpeed-LLM 26.0.0 keeps what a recomputed layer saves until Python's garbage collector runs, on an NPU too: the peak "
+    "depends on when that is, and can be higher than this one. 2.3.0 and 26.1.0 free it at once"
+)
 _NOT_CONFINED = (
     "what its Python code writes outside the record is refused, what its libraries and other programs write is not, "
     "because this kernel has no Landlock (Linux 5.13 and later)"
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Trainer:
     """`program` is a file, or a module for the embedded trainer; `path` goes first on PYTHONPATH."""
 
@@ -73,11 +79,11 @@ def _script_trainer(job: Job) -> Trainer:
     program = _find_program(job)
     if program is None:
         absent_problem = f"{job.program} is neither in {job.cwd} nor in ${CORE_MS}/MindSpeed-LLM"
-        return Trainer("script", job.program, (), absent_problem)
+        return Trainer(kind="script", program=job.program, path=(), problem=absent_problem)
     folder = program.parent
-    if not job.is_megatron or not (folder / "mindspeed_llm").is_dir():
+    if not (job.is_megatron or job.is_fsdp2) or not (folder / "mindspeed_llm").is_dir():
         notes = () if kernel_confines() else (f"{program.name} is not Megatron's: {_NOT_CONFINED}",)
-        return Trainer("script", str(program), (str(folder),), notes=notes)
+        return Trainer(kind="script", program=str(program), path=(str(folder),), notes=notes)
     path, missing = [str(folder)], []
     for project, sign in _PROJECTS.items():
         found = _find_project(job, folder, project, sign)
@@ -86,6 +92,8 @@ def _script_trainer(job: Job) -> Trainer:
         elif found:
             path.append(found)
     problem = f"{' and '.join(missing)} not found: set {CORE_MS} to the folder that holds them" if missing else None
+    if job.is_fsdp2:
+        problem = problem or fsdp2.problem(job)
     if job.back_end == "mindspore":
         try:
             path += _find_adapter(job, folder) or engine_path()
@@ -97,13 +105,19 @@ def _script_trainer(job: Job) -> Trainer:
     lacking = [name for name in missing_packages(root) if name.split("==")[0] in _PACKAGES]
     if lacking and not problem:
         problem = f"it imports {' and '.join(lacking)}, not installed: pip install {' '.join(lacking)}"
-    return Trainer("script", str(program), tuple(path), problem)
+    return Trainer(kind="script", program=str(program), path=tuple(path), problem=problem, notes=_collector_notes(job, folder))
+
+
+def _collector_notes(job: Job, folder: Path) -> tuple[str, ...]:
+    """What recomputation keeps too long in 26.0.0: a function that the layer's `ctx` holds, and that holds `ctx`."""
+    full = job.arguments.values.get("--recompute-granularity") == ("full",)
+    return (_COLLECTOR,) if full and installed.mindspeed_llm_release(folder) == _KEEPS_CTX else ()
 
 
 def _embedded(job: Job) -> Trainer:
     if job.back_end != "mindspore":
         reason = "the embedded trainer runs on MindSpore, and this is a torchrun script: leave out --trainer embedded"
-        return Trainer("embedded", EMBEDDED, (), reason)
+        return Trainer(kind="embedded", program=EMBEDDED, path=(), problem=reason)
     try:
         path = tuple(engine_path())
         problem = None
@@ -111,7 +125,9 @@ def _embedded(job: Job) -> Trainer:
         path, problem = (), str(error)
     release = _release(job)
     notes = upstream_errors.foreseen(job.args, release) if release and job.is_megatron else ()
-    return Trainer("embedded", EMBEDDED, path, embedded_refusal(job) or problem, notes, release)
+    return Trainer(
+        kind="embedded", program=EMBEDDED, path=path, problem=embedded_refusal(job) or problem, notes=notes, release=release
+    )
 
 
 def _release(job: Job) -> str:

@@ -45,7 +45,7 @@ class Frame:
         return f"{'/'.join(self.file.split('/')[-3:])}:{self.line} {self.function}"
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class CallStack:
     """A stack with what it says of the program: its phase and how to number layers and microbatches.
 

@@ -62,6 +62,7 @@ def communicators(
 
 def _sizes_by_kind(text: str) -> dict[str, int]:
     """`dp:200;tp:300` as MindSpeed reads it (mindspeed/core/hccl_buffer/hccl_adaptive_func.py); commas separate, too."""
+    # `parse_hccl_buffer_string`: https://gitcode.com/Ascend/MindSpeed/blob/v2.2.0_core_r0.12.1/mindspeed/core/parallel_state.py#L75
     pairs = (part.partition(":") for part in text.replace(",", ";").split(";"))
     return {name.strip(): size for name, _, number in pairs if (size := _number(number))}
 

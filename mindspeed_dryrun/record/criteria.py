@@ -68,7 +68,7 @@ def device_of_logs(folder: Path) -> Device:
             f"The logs in {folder} come from a simulation ({total}M is MindSpore's simulated device). "
             "Give the worker logs of a real run."
         )
-    return Device("from-logs", f"the card of {folder}", total, usable, "measured")
+    return Device(name="from-logs", title=f"the card of {folder}", total_mb=total, usable_mb=usable, source="measured")
 
 
 def parse_margin(text: str, budget_mb: int) -> int:

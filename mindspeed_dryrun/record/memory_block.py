@@ -21,7 +21,7 @@ from typing import BinaryIO
 
 from mindspeed_dryrun.errors import UsageError
 from mindspeed_dryrun.record.call_stack import CallStack, movement, read_stack
-from mindspeed_dryrun.record.memory_rows import Layout, Rows, read_rows
+from mindspeed_dryrun.record.memory_rows import ColumnOrder, Rows, read_rows
 from mindspeed_dryrun.temporary import temporary_folder
 
 NEVER = 2**63 - 1
@@ -33,7 +33,7 @@ _MOST_SEGMENTS = 10_000
 _MOST_UNDRAWN = 30_000
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, kw_only=True)
 class Segment:
     """A stretch of one phase: a microbatch's forward or backward, an optimizer step, the building of the model."""
 
@@ -45,7 +45,7 @@ class Segment:
     peak_bytes: int = 0  # told for the segments of the peak's iteration
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Block:
     """A block that is alive at the peak."""
 
@@ -68,7 +68,7 @@ class Iteration:
     segments: list[Segment] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Replay:
     """What the file says. Bytes are exact: the sizes of `blocks` add up to `peak_bytes`."""
 
@@ -163,9 +163,9 @@ class _Columns:
     after_stack: int  # number of commas after it
 
     @property
-    def layout(self) -> Layout:
+    def layout(self) -> ColumnOrder:
         at = self.at
-        return Layout(
+        return ColumnOrder(
             start=at["start_time_stamp"],
             end=at["end_time_stamp"],
             size=at["size"],
@@ -347,7 +347,7 @@ class _Program:
 
     def __init__(self) -> None:
         self.layer: int | None = None  # None outside of layers
-        self.segment = Segment("build", 0, None, 0)
+        self.segment = Segment(phase="build", iteration=0, microbatch=None, start=0)
         self._phase = "build"
         self._last_layer: int | None = None
         self._iteration = Iteration(0, segments=[self.segment])
@@ -396,7 +396,7 @@ class _Program:
         elif phase == "step":
             self._stepped = True
         self.segment.end = now
-        self.segment = Segment(phase, self._iteration.number, microbatch, now)
+        self.segment = Segment(phase=phase, iteration=self._iteration.number, microbatch=microbatch, start=now)
         if len(self._iteration.segments) < _MOST_SEGMENTS:
             self._iteration.segments.append(self.segment)
         self._phase = phase

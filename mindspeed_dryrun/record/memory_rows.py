@@ -12,7 +12,7 @@ _PART = 2**25  # bytes of the file
 _AT_ONCE = 2**20
 
 
-class Layout(NamedTuple):
+class ColumnOrder(NamedTuple):
     """Which column is which; -1 where the file has no such column."""
 
     start: int
@@ -39,14 +39,14 @@ class Rows(NamedTuple):
     stacks: array[int]
 
 
-def read_rows(path: Path, layout: Layout, first: int) -> Iterator[Rows]:
+def read_rows(path: Path, layout: ColumnOrder, first: int) -> Iterator[Rows]:
     """The parts of the file in its order. `first` is the offset of the first row."""
     with path.open("rb", buffering=_AT_ONCE) as file:
         for start in range(first, path.stat().st_size, _PART):
             yield _read_part(file, layout, start, start + _PART, first)
 
 
-def _read_part(file: BinaryIO, layout: Layout, start: int, end: int, first: int) -> Rows:
+def _read_part(file: BinaryIO, layout: ColumnOrder, start: int, end: int, first: int) -> Rows:
     """The rows that begin from `start` on and before `end`."""
     file.seek(max(first, start - 1))
     if start > first:
@@ -74,7 +74,7 @@ def _read_part(file: BinaryIO, layout: Layout, start: int, end: int, first: int)
     return Rows(damaged, highest, texts, *columns)
 
 
-def _numbers(lines: Sequence[bytes], layout: Layout) -> tuple[list[array[int]], int]:
+def _numbers(lines: Sequence[bytes], layout: ColumnOrder) -> tuple[list[array[int]], int]:
     """Starts, ends, sizes, used; and the highest peak with fragments, which seldom changes."""
     if not lines:
         return [array("q") for _ in layout[:4]], 0
@@ -87,7 +87,7 @@ def _numbers(lines: Sequence[bytes], layout: Layout) -> tuple[list[array[int]], 
     return numbers, max((int(peak) for peak in peaks if peak.isdigit()), default=0)
 
 
-def _is_sound(line: bytes, layout: Layout) -> bool:
+def _is_sound(line: bytes, layout: ColumnOrder) -> bool:
     try:
         _numbers([line], layout)
     except (ValueError, IndexError, OverflowError):

@@ -134,6 +134,17 @@ class TimeSummary:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LoadPeak:
+    """The worst rank where the experts of every simulated rank are busier than an even load makes them."""
+
+    load: float  # times an even one
+    rank: int
+    status: Status
+    used_peak_mb: int
+    actual_peak_mb: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Report:
     """The summary of a record: what `report.json` holds and every view shows."""
 
@@ -151,6 +162,7 @@ class Report:
     asked_mb: int | None = None  # the margin that the user asked for
     outside_pool: OutsidePool | None = None
     time: TimeSummary | None = None
+    loads: tuple[LoadPeak, ...] = ()
     not_counted: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -194,8 +206,8 @@ class Report:
         check_version(data, SCHEMA_VERSION, where)
         try:
             data = _from_version_1(data) if data["schema_version"] == 1 else data
-        except (KeyError, TypeError, AttributeError) as error:
-            raise UsageError(f"{where} is not a report: {error!r}.") from None
+        except (KeyError, TypeError, AttributeError):
+            raise UsageError(f"{where} says schema_version 1, and is not a report of that version.") from None
         return read_as(cls, data, where)
 
 

@@ -181,6 +181,18 @@ def read_json(path: Path) -> Any:
         return None
 
 
+def read_json_of_user(path: Path) -> Any:
+    """The JSON of a file that the user named, or a `UsageError` that names the line."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"Cannot read {path}: {error.strerror}.") from None
+    except json.JSONDecodeError as error:
+        raise UsageError(f"{path} line {error.lineno} is not JSON.") from None
+    except (ValueError, RecursionError):  # not text, a number of thousands of digits, or nested without end
+        raise UsageError(f"{path} is not JSON.") from None
+
+
 def write_json(path: Path, data: Any) -> None:
     """JSON, whole or not at all."""
     write_text(path, json.dumps(data, indent=2, ensure_ascii=False) + "\n")
@@ -220,6 +232,8 @@ def _difference(old: JobFile, new: JobFile) -> str:
         return f"engine {_words(old.engine)}, now {_words(new.engine)}"
     if old.job.trainer_args != new.job.trainer_args:
         return f"trainer arguments differ: {_changed(list(old.job.trainer_args), list(new.job.trainer_args))}"
+    if old.spec.explain != new.spec.explain:
+        return "it was made with --explain" if old.spec.explain else "it was made without --explain"
     for variable in sorted({*old.environment, *new.environment}):
         before, after = old.environment.get(variable, "unset"), new.environment.get(variable, "unset")
         if before != after:

@@ -9,6 +9,8 @@ from typing import Any
 
 from mindspeed_dryrun.devices.device import SIMULATED_MB, Device
 from mindspeed_dryrun.errors import DryRunError, UsageError
+from mindspeed_dryrun.language import message
+from mindspeed_dryrun.megatron import moe_load
 from mindspeed_dryrun.megatron.arguments import Arguments
 from mindspeed_dryrun.megatron.layout import Layout, read_layout
 from mindspeed_dryrun.record.communication import communicators
@@ -16,6 +18,7 @@ from mindspeed_dryrun.record.criteria import Criteria, make_criteria
 from mindspeed_dryrun.record.model import (
     EngineSummary,
     JobSummary,
+    LoadPeak,
     OutsidePool,
     RankReport,
     Report,
@@ -26,6 +29,10 @@ from mindspeed_dryrun.record.run_spec import JobFile, PlannedRank
 from mindspeed_dryrun.record.store import Record
 from mindspeed_dryrun.record.worker_log import judge_log, read_worker_log, worker_logs
 from mindspeed_dryrun.schema import read_as
+
+_NEAR = 0.1  # of the peak: an operator that ran with more room than that below it is not spoken of
+LOADS = "loads"
+"""The folder of a record that holds a record for each load of the experts that was counted."""
 
 
 def load_report(directory: Path) -> tuple[Report, Path | None]:
@@ -50,6 +57,9 @@ def build_report(record_dir: Path) -> Report:
     ranks, spread = _with_deciding(record.path / "deciding", ranks)
     notes = [*job.notes, *spread]
     notes += [f"rank {rank}: {result['note']}" for rank, result in sorted(results.items()) if result.get("note")]
+    near = _near_the_peak(results.values())
+    if near:
+        notes.append(f"the used peak is too LOW if one of these operators takes more workspace, which is not counted: {near}")
     missing = sorted(plan.keys() - results.keys())
     if missing:
         notes.append(f"not run: {_ranks(missing)}; start the same launch again to run what is missing")
@@ -60,16 +70,58 @@ def build_report(record_dir: Path) -> Report:
         ranks,
         job.criteria or make_criteria(engine=job.engine.name or "mindspore"),
         complete=not missing and seen.issuperset(job.classes),
-        not_counted=(*job.not_counted, *_unknown_workspace(results.values())),
+        not_counted=(*job.not_counted, *_unknown_workspace(results.values()), *_kernels_not_run(results.values())),
         notes=notes,
     )
-    return dataclasses.replace(report, time=job.time)
+    return dataclasses.replace(report, time=job.time, loads=_loads(record.path / LOADS, report))
+
+
+def _loads(folder: Path, report: Report) -> tuple[LoadPeak, ...]:
+    """The worst rank at an even load and at those that were counted beside it, in their order."""
+    records = [path.parent for path in folder.glob("*/job.json")]
+    reports = [(moe_load.parse(Record.open(path).job().spec.moe_load).factor, build_report(path)) for path in records]
+    reports = sorted([(1.0, report), *reports], key=lambda pair: pair[0]) if reports else []
+    worst = [(load, next((rank for rank in one.ranks if rank.rank == one.worst_rank), None)) for load, one in reports]
+    return tuple(
+        LoadPeak(
+            load=load,
+            rank=rank.rank,
+            status=rank.status,
+            used_peak_mb=rank.used_peak_mb or 0,
+            actual_peak_mb=rank.actual_peak_mb,
+        )
+        for load, rank in worst
+        if rank is not None and not rank.status.broken
+    )
 
 
 def _unknown_workspace(results: Iterable[Mapping[str, Any]]) -> list[str]:
     """Operators that a rank used and whose workspace its engine has no formula for."""
-    names = sorted({str(name) for result in results for name in result.get("workspace_unknown") or ()})
+    names = _told(results, "workspace_unknown")
     return [f"workspace of {len(names)} operators: {', '.join(names)}"] if names else []
+
+
+def _near_the_peak(results: Iterable[Mapping[str, Any]]) -> str:
+    """Operators without a formula that ran when little was missing to the peak, with how much that was."""
+    room: dict[str, int] = {}
+    for result in results:
+        peak = int(result.get("used_peak_mb") or 0) << 20
+        for name, size in (result.get("workspace_room") or {}).items():
+            if isinstance(size, int) and size <= _NEAR * peak:
+                room[str(name)] = min(size, room.get(str(name), size))
+    return ", ".join(f"{name} {-(-size // 2**20)}M" for name, size in sorted(room.items(), key=lambda item: item[1]))
+
+
+def _kernels_not_run(results: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Kernels of Triton that a rank would have run: their outputs are counted, what they take for themselves is not."""
+    kernels = ", ".join(_told(results, "kernels_not_run"))
+    what = message(f"what Triton takes for itself: its kernels were not run, only their outputs are counted ({kernels})")
+    return [what] if kernels else []
+
+
+def _told(results: Iterable[Mapping[str, Any]], name: str) -> list[str]:
+    """What the ranks said under this name, all together."""
+    return sorted({str(item) for result in results for item in result.get(name) or ()})
 
 
 def _with_deciding(folder: Path, ranks: list[RankReport]) -> tuple[list[RankReport], list[str]]:
@@ -125,7 +177,7 @@ def _criteria_of(ranks: Sequence[RankReport]) -> Criteria:
     if not real:
         return make_criteria()
     usable, total = min(real)
-    device = Device("from-logs", "the card of these logs", total, usable, "measured")
+    device = Device(name="from-logs", title="the card of these logs", total_mb=total, usable_mb=usable, source="measured")
     return Criteria(device=device, budget_mb=usable)
 
 
@@ -196,11 +248,11 @@ def _rank_report(
     rank = read_as(
         RankReport,
         {**result, "stage": task.stage, "why": task.why, "rank": task.rank, "represents": represents, "communicators": ()},
-        f"The result.json of rank {task.rank}",
+        message(f"The result.json of rank {task.rank}"),
     )
     groups = result.get("groups") or {}
     found = communicators(
-        read_as(dict[str, tuple[int, ...]], groups, f"The groups of rank {task.rank}"),
+        read_as(dict[str, tuple[int, ...]], groups, message(f"The groups of rank {task.rank}")),
         layout,
         Arguments(job.job.trainer_args),
         job.environment,
@@ -217,7 +269,7 @@ def _layout(job: JobSummary) -> Layout | None:
 
 def _unplanned(rank: int, represents: Any) -> PlannedRank:
     """A rank that has a result and no plan: it stands for whom its result names."""
-    where = f"The result.json of rank {rank}"
+    where = message(f"The result.json of rank {rank}")
     return read_as(PlannedRank, {"rank": rank, "represents": represents or (rank,)}, where)
 
 

@@ -19,7 +19,7 @@ _DEVICE = re.compile(r"ascend hardware|hardware|npu", re.IGNORECASE)
 _COMMUNICATION = re.compile(r"hccl|communication", re.IGNORECASE)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class OperatorTime:
     """All calls of one operator."""
 
@@ -82,7 +82,7 @@ def read_trace(path: Path) -> Trace:
     wanted = {pid for pid, name in processes.items() if _DEVICE.search(name) or _COMMUNICATION.search(name)}
     device_only = any(pid in wanted for pid, _ in sums)
     found = [
-        OperatorTime(name, processes.get(pid, ""), int(calls), total, longest)
+        OperatorTime(name=name, where=processes.get(pid, ""), calls=int(calls), total_us=total, longest_us=longest)
         for (pid, name), (calls, total, longest) in sums.items()
         if not device_only or pid in wanted
     ]

@@ -49,7 +49,7 @@ _LOGGED = (b"[ERROR]", b"[CRITICAL]")
 _BARE = (b"rror: ", b"xception: ", b"terminate called after ")  # exceptions without a traceback before them
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RankLog:
     """What a worker's log says. None: the log does not say it."""
 

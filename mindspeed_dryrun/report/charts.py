@@ -46,7 +46,7 @@ class Band:
     width: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class CurveChart:
     """Used memory over one iteration: an area (SVG path), the peak's place in percent, phases, grid lines in MB."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import textwrap
@@ -15,13 +16,14 @@ from mindspeed_dryrun.errors import UsageError
 from mindspeed_dryrun.language import message, t, width
 from mindspeed_dryrun.record.criteria import Criteria
 from mindspeed_dryrun.record.model import EngineSummary, RankReport, Report, Status
+from mindspeed_dryrun.record.store import read_json_of_user
 from mindspeed_dryrun.record.summary import summarise
 from mindspeed_dryrun.report import view
 from mindspeed_dryrun.report.markdown import escape, pipe_table
 from mindspeed_dryrun.report.text import columns
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Run:
     """One side: its label, its report, and what is known of how it was run (`flags` by name, `environment`)."""
 
@@ -32,8 +34,8 @@ class Run:
     flags_logged: bool = False  # from a log, where Megatron prints every argument, the defaults too
 
 
-@dataclass(frozen=True)
-class Pair:
+@dataclass(frozen=True, kw_only=True)
+class RankPair:
     """Both figures of the same ranks; a figure is None where that side has none to trust."""
 
     name: str
@@ -63,14 +65,14 @@ class Difference:
     b: str | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Comparison:
     """`ranks` cover every rank of both runs once; `stages` and `worst` hold the largest figures."""
 
     labels: tuple[str, str]
-    ranks: tuple[Pair, ...]
-    stages: tuple[Pair, ...]
-    worst: Pair
+    ranks: tuple[RankPair, ...]
+    stages: tuple[RankPair, ...]
+    worst: RankPair
     worst_ranks: tuple[int | None, int | None]
     differences: tuple[Difference, ...]
 
@@ -80,7 +82,7 @@ def compare(a: Run, b: Run) -> Comparison:
     left, right = _by_rank(a.report), _by_rank(b.report)
     stages = {rank: found.stage for side in (right, left) for rank, found in side.items() if found.stage is not None}
     pairs = [_pair(str(rank), (rank,), stages.get(rank), left.get(rank), right.get(rank)) for rank in {*left, *right}]
-    by_stage: dict[int, list[Pair]] = {}
+    by_stage: dict[int, list[RankPair]] = {}
     for pair in pairs:
         if pair.stage is not None:
             by_stage.setdefault(pair.stage, []).append(pair)
@@ -162,7 +164,7 @@ def render_markdown(found: Comparison) -> str:
 def render_json(found: Comparison) -> str:
     """`{"schema_version": 1, "labels": […], "worst": {…}, "stages": […], "ranks": […], "differences": […]}`."""
 
-    def plain(pair: Pair) -> dict[str, Any]:
+    def plain(pair: RankPair) -> dict[str, Any]:
         return {
             "name": pair.name,
             "ranks": list(pair.ranks),
@@ -187,17 +189,21 @@ def render_json(found: Comparison) -> str:
 
 def read_published(path: Path) -> tuple[str, tuple[str, str], list[tuple[str, Comparison, Report, Report]]]:
     """A file of published A/B figures: its title, its labels and one comparison per scenario."""
+    data = read_json_of_user(path)
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
         labels = (str(data["labels"][0]), str(data["labels"][1]))
         found = []
         for pair in data["pairs"]:
             a, b = (_one_rank(pair[side]) for side in ("a", "b"))
-            runs = [Run(label, report, {}, {}) for label, report in zip(labels, (a, b), strict=True)]
+            runs = [
+                Run(label=label, report=report, flags={}, environment={}) for label, report in zip(labels, (a, b), strict=True)
+            ]
             found.append((str(pair["scenario"]), compare(*runs), a, b))
         return str(data["title"]), labels, found
-    except (OSError, ValueError, KeyError, TypeError, IndexError, OverflowError, RecursionError) as error:
-        raise UsageError(f"{path} is not a file of A/B figures ({error!r}).") from None
+    except (ValueError, KeyError, TypeError, IndexError, OverflowError):
+        raise UsageError(
+            f"{path} is not a file of A/B figures: it needs a title, two labels, and pairs with a scenario and the sides a and b."
+        ) from None
 
 
 def render_published(path: Path) -> str:
@@ -227,7 +233,9 @@ def _one_rank(figures: Mapping[str, int]) -> Report:
         device_total_mb=figures["device_total_mb"],
         usable_mb=figures["usable_mb"],
     )
-    device = Device("", "the device", figures["device_total_mb"], figures["usable_mb"], "published")
+    device = Device(
+        name="", title="the device", total_mb=figures["device_total_mb"], usable_mb=figures["usable_mb"], source="published"
+    )
     return summarise(None, EngineSummary(), [rank], Criteria(device=device, budget_mb=device.usable_mb))
 
 
@@ -240,10 +248,10 @@ def _by_rank(report: Report) -> dict[int, RankReport]:
     return found
 
 
-def _pair(name: str, ranks: tuple[int, ...], stage: int | None, a: RankReport | None, b: RankReport | None) -> Pair:
+def _pair(name: str, ranks: tuple[int, ...], stage: int | None, a: RankReport | None, b: RankReport | None) -> RankPair:
     # A rank that failed printed a figure that means nothing.
     a, b = (side if side is not None and not side.status.broken else None for side in (a, b))
-    return Pair(
+    return RankPair(
         name=name,
         ranks=ranks,
         stage=stage,
@@ -254,22 +262,21 @@ def _pair(name: str, ranks: tuple[int, ...], stage: int | None, a: RankReport | 
     )
 
 
-def _figures(pair: Pair) -> tuple[int | None, ...]:
-    return (pair.stage, pair.a_used_mb, pair.b_used_mb, pair.a_actual_mb, pair.b_actual_mb)
-
-
-def _fold(pairs: Iterable[Pair]) -> list[Pair]:
-    groups: dict[tuple[int | None, ...], list[int]] = {}
+def _fold(pairs: Iterable[RankPair]) -> list[RankPair]:
+    groups: dict[RankPair, list[int]] = {}
     for pair in pairs:
-        groups.setdefault(_figures(pair), []).extend(pair.ranks)
-    return [Pair(f"rank {view.shorten(view.ranges(ranks), 14)}", tuple(ranks), *figures) for figures, ranks in groups.items()]
+        groups.setdefault(dataclasses.replace(pair, name="", ranks=()), []).extend(pair.ranks)
+    return [
+        dataclasses.replace(figures, name=f"rank {view.shorten(view.ranges(ranks), 14)}", ranks=tuple(ranks))
+        for figures, ranks in groups.items()
+    ]
 
 
-def _largest(name: str, pairs: Sequence[Pair], stage: int | None) -> Pair:
+def _largest(name: str, pairs: Sequence[RankPair], stage: int | None) -> RankPair:
     def top(values: Iterable[int | None]) -> int | None:
         return max((value for value in values if value is not None), default=None)
 
-    return Pair(
+    return RankPair(
         name=name,
         ranks=tuple(rank for pair in pairs for rank in pair.ranks),
         stage=stage,
@@ -280,7 +287,7 @@ def _largest(name: str, pairs: Sequence[Pair], stage: int | None) -> Pair:
     )
 
 
-def _cells(pair: Pair, digits: int = 2) -> list[str]:
+def _cells(pair: RankPair, digits: int = 2) -> list[str]:
     return [
         t(pair.name),
         view.mb(pair.a_used_mb),
@@ -298,7 +305,7 @@ def _difference(diff: int | None, base: int | None, digits: int = 2) -> str:
     return f"{diff:+d}M" + (f" {100 * diff / base:+.{digits}f}%" if base else "")
 
 
-def _missing(pair: Pair, labels: tuple[str, str]) -> str:
+def _missing(pair: RankPair, labels: tuple[str, str]) -> str:
     sides = [label for label, figure in zip(labels, (pair.a_used_mb, pair.b_used_mb), strict=True) if figure is None]
     return " and ".join(f"side {view.clean(side)}" for side in sides)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from mindspeed_dryrun.devices.real_runs import Peaks, RealRun
 from mindspeed_dryrun.errors import UsageError
 from mindspeed_dryrun.megatron.arguments import pairs
 from mindspeed_dryrun.record.model import RankReport, Report
-from mindspeed_dryrun.record.store import Record
+from mindspeed_dryrun.record.store import Record, read_json_of_user
 from mindspeed_dryrun.record.summary import load_report
 from mindspeed_dryrun.report import view
 from mindspeed_dryrun.report.compare import Run
@@ -22,16 +21,12 @@ _LOGGED_ARGUMENT = re.compile(rb"^\s{0,4}([a-z]\w+) \.{2,} (.*?)\s*$")
 def read_run(path: Path, label: str) -> Run:
     """One side of a comparison, with what its record or its logs tell of its arguments and environment."""
     if path.is_file():
-        try:
-            data = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError) as error:
-            raise UsageError(f"{path} is not a report.json ({error}).") from None
-        report = Report.from_json(data, str(path))
-        return Run(label, report, _flags(report), {})
+        report = Report.from_json(read_json_of_user(path), str(path))
+        return Run(label=label, report=report, flags=_flags(report), environment={})
     report, record = load_report(path)
     if record is None:
-        return Run(label, report, logged_arguments(path), {}, flags_logged=True)
-    return Run(label, report, _flags(report), Record.open(record).job().environment)
+        return Run(label=label, report=report, flags=logged_arguments(path), environment={}, flags_logged=True)
+    return Run(label=label, report=report, flags=_flags(report), environment=Record.open(record).job().environment)
 
 
 def logged_arguments(folder: Path) -> dict[str, str]:

@@ -59,7 +59,7 @@ class Part:
     blocks: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Tensor:
     """Equal tensors of the peak: same size, operator, category and source line."""
 
@@ -73,7 +73,7 @@ class Tensor:
     shape: Shape | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Explanation:
     """The peak of one rank, taken apart. `difference_bytes` is the engine's figure minus the sum."""
 

@@ -46,6 +46,7 @@ def page(
         time=view.time_words(report.time),
         device=view.device_words(report),
         outside=view.outside_words(report),
+        loads=view.load_lines(report),
     )
 
 

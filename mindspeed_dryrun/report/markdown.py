@@ -28,6 +28,8 @@ def render(report: Report) -> str:
         lines += ["", *(f"- {escape(problem)}" for problem in problems)]
     if any(row.folded for row in found):
         lines += ["", t("A row holds ranks of one class; its figures are the largest among them.")]
+    if loads := view.load_lines(report):
+        lines += ["", loads[0], "", "```", *loads[1:-1], "```", "", loads[-1]]
     if report.not_counted:
         lines += ["", t("Not counted: ").rstrip(), "", *(f"- {escape(t(view.clean(item)))}" for item in report.not_counted)]
     if report.notes:

@@ -45,7 +45,7 @@ def progress_view(
         yield view
 
 
-@dataclass
+@dataclass(kw_only=True)
 class _State:
     total: int
     stages: dict[int, int | None]

@@ -22,7 +22,7 @@ _KIND_SENTENCES = {
 _DOT_SIZES = {"winner": 7, "verified": 5, "over": 4, "predicted": 3}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class StrategyBar:
     """One variant: what is used and what fragments add, against the budget."""
 
@@ -43,7 +43,7 @@ class Point:
     kind: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Dot:
     """A point, placed."""
 
@@ -54,7 +54,7 @@ class Dot:
     label: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Plot:
     """Throughput over memory, placed on a canvas. `across` and `up` are ticks with their text."""
 
@@ -82,7 +82,7 @@ class Table:
     marks: Sequence[str] = ()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PageSection:
     """A part of a page: what it has of bars, plot, table, code and text is shown in this order."""
 
@@ -106,11 +106,19 @@ def bars(variants: Sequence[tuple[str, int | None, int | None]], budget_mb: int 
     found = []
     for label, used, actual in variants:
         if used is None or actual is None:
-            found.append(StrategyBar(label, t("no figures"), t("no figures"), (), None))
+            found.append(StrategyBar(label=label, figure=t("no figures"), words=t("no figures"), pieces=(), budget_x=None))
             continue
         pieces = side_by_side([("used", used), ("fragments", actual - used)], scale)
         budget_x = round(WIDTH * budget_mb / scale, 2) if budget_mb else None
-        found.append(StrategyBar(label, f"{actual}M", t(f"{used}M used, {actual}M with fragments"), pieces, budget_x))
+        found.append(
+            StrategyBar(
+                label=label,
+                figure=f"{actual}M",
+                words=t(f"{used}M used, {actual}M with fragments"),
+                pieces=pieces,
+                budget_x=budget_x,
+            )
+        )
     return found
 
 
@@ -136,8 +144,8 @@ def plot(points: Sequence[Point], budget_mb: float, unit: str) -> Plot:
         up=tuple((y(tick), f"{tick:g}") for tick in _ticks(least_y, most_y)),
         dots=tuple(
             Dot(
-                x(point.memory_mb), y(point.throughput), _DOT_SIZES[point.kind], point.kind,
-                f"{point.label} ({t(_KIND_SENTENCES[point.kind])}): {point.memory_mb:.0f}M, {point.throughput:.1f} {unit}",
+                x=x(point.memory_mb), y=y(point.throughput), size=_DOT_SIZES[point.kind], kind=point.kind,
+                label=f"{point.label} ({t(_KIND_SENTENCES[point.kind])}): {point.memory_mb:.0f}M, {point.throughput:.1f} {unit}",
             )
             for point in sorted(points, key=lambda point: kinds.index(point.kind), reverse=True)
         ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 
-from mindspeed_dryrun.language import t, wrapped
+from mindspeed_dryrun.language import current, t, wrapped
 from mindspeed_dryrun.record.model import Report
 from mindspeed_dryrun.report import view
 from mindspeed_dryrun.report.text import columns
@@ -34,8 +34,16 @@ def render(report: Report, colour: bool = False) -> str:
         lines += _wrap(t("0-6:2 stands for every second rank from 0 to 6."))
     if any(row.folded for row in found):
         lines += _wrap(t("A row holds ranks of one class; its figures are the largest among them."))
+    if loads := view.load_lines(report):
+        lines += ["", *loads[:-1], *_wrap(loads[-1])]
     if report.not_counted:
-        lines += ["", *_wrap(t("Not counted: ") + "; ".join(t(view.clean(item)) for item in report.not_counted))]
+        lines += [
+            "",
+            *_wrap(
+                t("Not counted: ")
+                + ("；" if current() == "zh" else "; ").join(t(view.clean(item)) for item in report.not_counted)
+            ),
+        ]
     for note in report.notes:
         lines += _wrap(t("Note: ") + t(view.clean(note)))
     return "\n".join(lines) + "\n"

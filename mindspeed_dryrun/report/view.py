@@ -12,6 +12,7 @@ from mindspeed_dryrun.record.model import JobSummary, RankReport, Report, Status
 # More rows than this do not fit a screen: ranks that differ in nothing a table shows share a row,
 # and if that is not enough, ranks of one stage do.
 MOST_ROWS = 40
+_LOAD_BAR = 30  # characters
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class Headline:
     sentence: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RankRow:
     """Ranks that share a line. Figures are the largest among them; `folded` when they differ."""
 
@@ -197,6 +198,22 @@ def _judged(report: Report, need: str) -> Headline:
             need=need, margin=margin, budget=budget, seen=seen,
         )  # fmt: skip
     return Headline(t("FITS"), "warn" if asked else "good", sentence + asked)
+
+
+def load_lines(report: Report) -> list[str]:
+    """A small chart: the peak by the load of the experts, and where the job stops fitting."""
+    if not report.loads:
+        return []
+    most = max(peak.used_peak_mb for peak in report.loads) or 1
+    lines = [t("Highest peak by the load of the experts (1 is even):")]
+    for peak in report.loads:
+        bar = "█" * max(1, round(_LOAD_BAR * peak.used_peak_mb / most))
+        lines.append(f"  {peak.load:<5g} {mb(peak.used_peak_mb):>8}  {bar:<{_LOAD_BAR}}  rank {peak.rank} {t(str(peak.status))}")
+    fitting = max((peak.load for peak in report.loads if peak.status is Status.OK), default=1.0)
+    above = min((peak.load for peak in report.loads if peak.status is Status.OOM), default=None)
+    if above is None:
+        return [*lines, t(f"The job fits up to {fitting:g} times an even load, the most that was counted.")]
+    return [*lines, t(f"The job stops fitting between {fitting:g} and {above:g} times an even load.")]
 
 
 def budget_words(report: Report) -> str:

@@ -39,6 +39,34 @@ def test_no_thread_of_a_rank_spins_while_the_program_waits(simulate: Callable, l
     assert used < 0.2 if load else used > 1, used
 
 
+_ACTORS = """
+import os, time
+def actors():
+    used = 0
+    for task in os.listdir('/proc/self/task'):
+        stat = open(f'/proc/self/task/{task}/stat').read()
+        if 'ActorThread' in stat:
+            used += sum(int(word) for word in stat.rpartition(')')[2].split()[11:13])
+    return used / os.sysconf('SC_CLK_TCK')
+before = actors()
+time.sleep(1)
+print('actors used', actors() - before, 's')
+"""
+
+
+@pytest.mark.parametrize("rest", [True, False])
+def test_actors_without_work_sleep(simulate: Callable, rest: bool) -> None:
+    """The case without the call shows that it is needed: MindSpore's actors ask for work 300,000 times before they sleep.
+
+    A kernel of the CPU starts them, such as the one that makes a random state.
+    """
+    call = "from mindspeed_dryrun.rank import callback_pause\nassert callback_pause.rest_actors()\n" if rest else ""
+    done = simulate(HEAD + call + "ms.manual_seed(1)\n" + _ACTORS)
+    assert done.status == 0, done.text
+    used = float(re.search(r"actors used (\S+) s", done.text)[1])
+    assert used < 0.03 if rest else used > 0.04, used
+
+
 def test_dense_with_adam_counts_weights_gradients_and_two_states(simulate: Callable) -> None:
     """A legacy operator (nn.Dense) and a legacy optimizer: they crash where C++ objects are not filled in."""
     done = simulate(

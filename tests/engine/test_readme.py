@@ -28,6 +28,10 @@ from mindspeed_dryrun.engines.packages import packages_folder
 ROOT = Path(__file__).resolve().parents[2]
 READMES = ("README.md", "README.zh-CN.md")
 PAGES = ("docs/tutorial.md", "docs/verbs.md")  # in this order: the second goes on with what the first has left
+LEFT_ENGLISH = [
+    "mindspeed-dryrun report full --format csv",
+    "mindspeed-dryrun patches mindspore-grouped-matmul",
+]  # data, and the catalogue
 ELSEWHERE: dict[str, str] = {}  # page → what its commands need that a test machine has not
 _BLOCK = re.compile(r"^```(bash|console)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _CODE = re.compile(r"`([^`]+)`")
@@ -222,3 +226,21 @@ def test_the_readme_shows_commands(readme: str) -> None:
     """A README that is written another way must not leave nothing to test."""
     verbs = {item.verb for item in shown_commands((ROOT / readme).read_text(encoding="utf-8"))}
     assert {"launch", "explain", "compare", "sweep", "search", "doctor"} <= verbs
+
+
+def figures(shown: Shown) -> list[str]:
+    """Of three characters and more: a name of ours that is cut off in one language may hold a smaller one."""
+    return sorted(re.findall(r"\d[\d.]{2,}", "\n".join(shown.output)))
+
+
+@pytest.mark.parametrize("page", ["README.md", *PAGES])
+def test_the_chinese_page_shows_the_same_figures(page: str) -> None:
+    """What a Chinese reader sees, in Chinese, with every figure of the English page."""
+    pages = [page, page.replace(".md", ".zh-CN.md" if page == "README.md" else ".zh.md")]
+    english, chinese = (
+        {item.command.replace(" --lang zh", ""): item for _, item in shown_blocks((ROOT / one).read_text("utf-8")) if item.output}
+        for one in pages
+    )
+    assert chinese and chinese.keys() == english.keys()
+    assert {name for name in english if figures(english[name]) != figures(chinese[name])} == set()
+    assert [name for name, item in chinese.items() if not re.search("[一-鿿]", "".join(item.output))] in ([], LEFT_ENGLISH)

@@ -125,7 +125,7 @@ def test_a_search_verifies_its_winner(script: Path, tmp_path: Path, capsys: pyte
 def test_some_stages_first_and_then_the_others(script: Path, tmp_path: Path) -> None:
     """A search looks at the worst stages of a doubtful strategy; when it wants all of them, those are not run again."""
     measure = DryRuns(capture(script), str(script), 2, tmp_path / "runs", RunSpec(trainer="embedded"), Execution(jobs=1))
-    strategy = Strategy(1, 2, 1, 1, 1, ((2,), (2,)), sequence_parallel=False)
+    strategy = Strategy(tp=1, pp=2, dp=1, cp=1, micro_batch=1, stages=((2,), (2,)), sequence_parallel=False)
     first = measure(strategy, [1])
     assert first.error is None and list(first.stages) == [1] and first.ranks == 1
     stamps = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("result.json")}

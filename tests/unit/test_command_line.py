@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import stat
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 from mindspeed_dryrun.commands import main
-from mindspeed_dryrun.errors import UsageError
+from mindspeed_dryrun.errors import DryRunError, UsageError
+from mindspeed_dryrun.files import write_output
 from mindspeed_dryrun.megatron import flags
 from mindspeed_dryrun.report import table
 from mindspeed_dryrun.units import parse_size_mb
@@ -62,3 +66,31 @@ def test_a_table_is_as_wide_as_the_terminal(columns: str, width: int, monkeypatc
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     lines = table._wrap(text)
     assert width - 10 < max(map(len, lines)) <= width
+
+
+def test_output_into_a_pipe_or_a_device_leaves_it_what_it_is(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    read: list[str] = []
+    reader = threading.Thread(target=lambda: read.append(pipe.read_text(encoding="utf-8")))
+    reader.start()
+    write_output(pipe, "FITS\n")
+    reader.join(5)
+    assert read == ["FITS\n"] and stat.S_ISFIFO(pipe.stat().st_mode)
+    assert [item.name for item in tmp_path.iterdir()] == ["pipe"]
+
+
+def test_output_into_a_folder_is_refused_and_a_file_is_replaced_whole(tmp_path: Path) -> None:
+    with pytest.raises(DryRunError, match="Is a directory"):
+        write_output(tmp_path, "FITS\n")
+    (tmp_path / "old.txt").write_text("old")
+    write_output(tmp_path / "old.txt", "new")
+    assert (tmp_path / "old.txt").read_text() == "new" and len(list(tmp_path.iterdir())) == 1
+
+
+def test_schemas_are_written_into_a_folder_that_is_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["schema", "report", "--into", str(tmp_path / "new" / "schemas")]) == 0
+    assert (tmp_path / "new" / "schemas" / "report.json").is_file()
+    (tmp_path / "file").write_text("")
+    assert main(["schema", "--into", str(tmp_path / "file")]) == 1
+    assert "Cannot write" in capsys.readouterr().err

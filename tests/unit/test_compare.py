@@ -31,12 +31,12 @@ def real() -> Run:
     )
     report = dataclasses.replace(fits(), job=None, ranks=ranks, engine=EngineSummary(), worst_rank=0)
     flags = {"--seq-length": "10240", "--bf16": "True", "--swiglu": "False", "--lr": "1e-5"}
-    return Run("real", report, flags, {}, flags_logged=True)
+    return Run(label="real", report=report, flags=flags, environment={}, flags_logged=True)
 
 
 def dry() -> Run:
     flags = {"--seq-length": "4096", "--bf16": "set", "--swiglu": "set"}
-    return Run("dry", fits(), flags, {})
+    return Run(label="dry", report=fits(), flags=flags, environment={})
 
 
 def test_a_class_speaks_for_its_ranks_and_stages_come_from_the_side_that_knows_them():
@@ -70,7 +70,9 @@ def test_the_table_fits_80_columns(factor):
         dataclasses.replace(rank, used_peak_mb=55389 * factor, actual_peak_mb=57341 * factor, represents=(rank.rank, 9, 99, 999))
         for rank in fits().ranks
     )
-    other = Run("a rather long label", dataclasses.replace(fits(), ranks=ranks), {"--x" * 30: "y" * 90}, {})
+    other = Run(
+        label="a rather long label", report=dataclasses.replace(fits(), ranks=ranks), flags={"--x" * 30: "y" * 90}, environment={}
+    )
     for found in (compare(dry(), other), compare(other, dry())):
         assert all(len(line) <= 80 for line in view.render_table(found).splitlines())
 

@@ -191,7 +191,12 @@ def test_a_pair_is_told_apart_whichever_side_is_real() -> None:
     real = dataclasses.replace(fits(), ranks=(rank(0, (0,), None, "ok", used_peak_mb=1, actual_peak_mb=58000,
                                                     device_total_mb=62420, usable_mb=58178),))  # fmt: skip
     for a, b in ((fits(), real), (real, fits())):
-        assert real_run(Run("a", a, {}, {}), Run("b", b, {}, {})).real.actual_peak_mb == 58000
+        assert (
+            real_run(
+                Run(label="a", report=a, flags={}, environment={}), Run(label="b", report=b, flags={}, environment={})
+            ).real.actual_peak_mb
+            == 58000
+        )
 
 
 def test_reports_and_records_of_version_1_are_read(tmp_path: Path) -> None:

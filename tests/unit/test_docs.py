@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import itertools
 import json
 import os
 import re
@@ -16,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from mindspeed_dryrun.commands import VERBS
+from mindspeed_dryrun.language import LANGUAGES, catalogue
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
@@ -75,6 +77,8 @@ def accepted(words: list[str]) -> bool:
     parser = argparse.ArgumentParser(exit_on_error=False)
     importlib.import_module(f"mindspeed_dryrun.commands.{verb}").add_arguments(parser)
     rest = rest[: rest.index("--")] if "--" in rest else rest
+    if "--lang" in rest and rest[rest.index("--lang") + 1] in LANGUAGES:  # every verb takes it, in any place
+        del rest[rest.index("--lang") : rest.index("--lang") + 2]
     # `launch --explain` in a sentence names an option; the words that it leaves out are filled in.
     return any(parses(parser, [*rest, *more]) for more in ([], ["X"], ["X", "X"]))
 
@@ -149,3 +153,60 @@ def test_the_tests_that_the_reliability_page_names_exist() -> None:
     points = json.loads((root / "docs" / "reliability" / "points.json").read_text(encoding="utf-8"))
     assert [item["point"] for item in points] == list(range(1, 19))
     assert [name for item in points for name in item["tests"] if f"def {name}(" not in source] == []
+
+
+TRANSLATED = sorted(page.name.removesuffix(".zh.md") for page in (ROOT / "docs").glob("*.zh.md"))
+HEADING = re.compile(r"^(#+) ", re.MULTILINE)
+
+
+def bare(page: str) -> str:
+    """Without blocks of commands, where # begins a comment."""
+    return re.sub(r"^```.*?^```", "", (ROOT / "docs" / page).read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("name", TRANSLATED)
+def test_a_chinese_page_has_what_the_english_one_has(name: str) -> None:
+    """The same headings in depth, the same number of rows in each table, of questions and of pictures."""
+    english, chinese = bare(f"{name}.md"), bare(f"{name}.zh.md")
+    assert TRANSLATED == ["faq", "troubleshooting", "tutorial", "verbs"]
+    assert HEADING.findall(chinese) == HEADING.findall(english)
+    for part in (r"^\*\*.+?\*\*", r"^!\[", r"^\| "):
+        counts = [
+            [len(re.findall(part, section, re.MULTILINE)) for section in re.split(r"^#+ ", text, flags=re.MULTILINE)]
+            for text in (english, chinese)
+        ]
+        assert counts[0] == counts[1], part
+
+
+def test_the_verbs_page_has_every_verb() -> None:
+    titles = " ".join(re.findall(r"^## (.*)$", bare("verbs.md"), re.MULTILINE)).replace(",", "").split()
+    assert [verb for verb in VERBS if verb not in titles] == []
+
+
+@pytest.mark.parametrize("page", ["troubleshooting.md", "troubleshooting.zh.md"])
+def test_the_sentences_that_troubleshooting_explains_are_said(page: str) -> None:
+    """Each is a message of the program, in the page's language; an ellipsis stands for a value."""
+    entries = catalogue.read("zh").entries
+    known = [text.replace("\n", " ") for text in (entries.values() if ".zh." in page else entries)]
+    tables = re.findall(r"^\| (?:sentence|提示) \|.*\n\|[-|]+\|\n((?:\|.*\n)+)", bare(page), re.MULTILINE)
+    rows = [re.split(r"(?<!\\) \| ", row)[0].removeprefix("| ") for table in tables for row in table.splitlines()]
+    assert len(rows) > 25
+
+    def is_said(row: str) -> bool:
+        pattern = ".*?".join(re.escape(piece.strip()) for piece in row.split("…") if piece.strip())
+        return any(re.search(pattern, text) for text in known)
+
+    assert [row for row in rows if not is_said(row)] == []
+
+
+def test_what_contributing_shows_is_here() -> None:
+    """Its commands are the tests themselves: the files, the tools and the markers that they name exist."""
+    blocks = "\n".join(FENCE.findall((ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")))
+    words = [word for line in blocks.splitlines() for word in shlex.split(line, comments=True)]
+    files = [word for word in words if "/" in word and not word.startswith(".venv/")]
+    tools = [word.removeprefix(".venv/bin/") for word in words if word.startswith(".venv/bin/")]
+    markers = [after for word, after in itertools.pairwise(words) if word == "-m" and after != "pytest"]
+    assert files and [word for word in files if not (ROOT / word).exists()] == []
+    assert tools and [name for name in tools if not (Path(sys.executable).parent / name).exists()] == []
+    declared = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    assert markers and [name for name in markers if f'"{name}: ' not in declared] == []

@@ -77,8 +77,10 @@ def test_a_real_cann_is_named_with_its_version(mocker, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("state", "status"), [("ok", 0), ("note", 0), ("absent", 0), ("wrong", 1)])
 def test_exit_status_and_json(mocker, capsys, state: str, status: int) -> None:
-    mocker.patch.object(doctor, "all_checks", return_value=iter([Check("Thing", "this", "that", state, "fix it")]))
-    mocker.patch.object(doctor, "engine_trial", return_value=Check("Engine trial", "fine", "fine", "ok"))
+    mocker.patch.object(
+        doctor, "all_checks", return_value=iter([Check(name="Thing", found="this", wanted="that", state=state, fix="fix it")])
+    )
+    mocker.patch.object(doctor, "engine_trial", return_value=Check(name="Engine trial", found="fine", wanted="fine", state="ok"))
     assert main(["doctor", "--json"]) == status
     shown = json.loads(capsys.readouterr().out)
     assert shown["ok"] is (status == 0)

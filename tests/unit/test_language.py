@@ -13,6 +13,7 @@ import report_samples
 
 from mindspeed_dryrun import commands, language
 from mindspeed_dryrun.language import catalogue
+from mindspeed_dryrun.megatron import flags
 from mindspeed_dryrun.report import as_json, render
 
 CHINESE = catalogue.read("zh").entries
@@ -155,3 +156,47 @@ def test_a_few_words_are_not_found_in_every_sentence() -> None:
     language.set_language("zh")
     assert language.t("14 layers") == "14 层"
     assert language.t("an embedding and 14 layers") == "an embedding and 14 layers"
+
+
+def test_only_words_differ_between_the_pages() -> None:
+    """Classes, anchors and numbers are the same, so that both languages look alike."""
+    pages = []
+    for name in ("en", "zh"):
+        language.set_language(name)
+        pages.append(render(report_samples.fits(), "html"))
+    english, chinese = (re.findall(r"\b(?:class|id|href|x1|x2|width)=\"[^\"]*\"", page) for page in pages)
+    assert english == chinese and len(english) > 30
+
+
+def filled(key: str, template: str) -> str:
+    names = catalogue.fields(key)
+    values = [f"v{index}" for index in range(len(names))]
+    return template.format(*values, **{name: value for name, value in zip(names, values, strict=True) if name})
+
+
+@pytest.mark.parametrize("place", ["", "examples/pretrain.sh: ", "a folder/sweep.yaml: "])
+def test_no_short_message_takes_a_long_one_for_its_values(place: str) -> None:
+    """`{} needs {}.` matches many a sentence; every finished sentence must come out as its own translation."""
+    found = catalogue.read("zh")
+    keys = [
+        key
+        for key in CHINESE
+        if "\n" not in key and "}{" not in key and (catalogue._template(key, "x") or not catalogue.fields(key))
+    ]
+    if place:
+        keys = [key for key in keys if key[0].isupper() and key.endswith(".")]
+    assert len(keys) > 100
+    shown = {
+        filled(key, key): (place.replace(": ", "：") + filled(key, CHINESE[key]), found.sentence(place + filled(key, key)))
+        for key in keys
+    }
+    assert {english: pair for english, pair in shown.items() if pair[0] != pair[1]} == {}
+
+
+def test_flags_that_are_refused_say_why_in_chinese() -> None:
+    with language.speaking("zh"):
+        said = language.t(flags.check(["--low-memory", "--hiden-size", "3", "--optimizer", "lion"]).problem())
+    assert said == (
+        "内置训练程序无法运行此任务。--low-memory：会移动或缩减显存，没有建模；--optimizer：没有对 'lion' 建模（只支持 adam）；"
+        "--hiden-size（是否想用 --hidden-size？）：内置训练程序不认识该参数。"
+    )

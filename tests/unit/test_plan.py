@@ -46,7 +46,7 @@ def test_a_task_survives_json() -> None:
     assert RankTask.from_json(json.loads(json.dumps(task.to_json()))) == task
 
 
-MINDSPORE = MindSporeEngine("2.7.1", "stand-in", 1, StandIn(Path("/cann")))
+MINDSPORE = MindSporeEngine(version="2.7.1", cann="stand-in", level=1, base=StandIn(Path("/cann")))
 TORCH = TorchEngine("2.13.0", StandIn(Path("/cann")))
 
 
@@ -206,6 +206,19 @@ def test_the_scripts_own_trainer_is_found(tmp_path: Path, monkeypatch: pytest.Mo
     assert choose_trainer(job("/elsewhere")).program == str(tmp_path / "MindSpeed-LLM/pretrain_gpt.py")
 
 
+@pytest.mark.parametrize(("release", "extra", "said"), [
+    ("26.0.0", "--recompute-granularity full --recompute-method uniform", True), ("26.0.0", "--recompute-granularity selective", False),
+    ("2.3.0", "--recompute-granularity full --recompute-method uniform", False),
+])  # fmt: skip
+def test_a_release_that_leaves_recomputed_layers_to_the_garbage_collector_is_told(
+    tmp_path: Path, release: str, extra: str, said: bool
+) -> None:
+    stack(tmp_path)
+    (tmp_path / "MindSpeed-LLM" / "setup.py").write_text(f"__version__ = '{release}'\n")
+    notes = choose_trainer(job(tmp_path / "MindSpeed-LLM", extra=extra), "script").notes
+    assert any("garbage collector" in note for note in notes) is said
+
+
 def test_the_embedded_trainer_takes_over_and_says_why(tmp_path: Path) -> None:
     chosen = choose_trainer(job(tmp_path))
     assert chosen.kind == "embedded" and "neither in" in chosen.notes[0]
@@ -230,7 +243,11 @@ def test_small_things() -> None:
 def test_what_the_embedded_trainer_would_refuse_is_refused_before_a_rank_starts() -> None:
     extra = "--use-flash-attn --attention-dropout 0 --context-parallel-size 2 --context-parallel-algo megatron_cp_algo --reset-position-ids"
     problem = make_plan(job(extra=extra), RunSpec(trainer="embedded"), None).problem
-    assert problem and "with context parallelism are modelled with --context-parallel-algo ulysses_cp_algo only" in problem
+    assert (
+        problem
+        and "with context parallelism are modelled with --context-parallel-algo ulysses_cp_algo or --attention-mask-type general only"
+        in problem
+    )
 
 
 def test_a_patch_without_its_target_is_refused_before_a_rank_starts(tmp_path: Path) -> None:

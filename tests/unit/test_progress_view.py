@@ -26,16 +26,16 @@ def tasks(count: int) -> list[RankTask]:
 
 def finished(rank: int, status: str = "ok", error: str | None = None) -> Event:
     result = sample_rank(rank, (rank,), 0, status, error=error, used_peak_mb=500, actual_peak_mb=600, seconds=65.2)
-    return Event(rank, "finished", result=result)
+    return Event(rank=rank, kind="finished", result=result)
 
 
 EVENTS = [
-    Event(0, "started", total=2),
-    Event(0, "progress", "importing"),
-    Event(0, "progress", "importing", host_rss_mb=300),
-    Event(0, "progress", "iteration", 1, 2, 400),
+    Event(rank=0, kind="started", total=2),
+    Event(rank=0, kind="progress", phase="importing"),
+    Event(rank=0, kind="progress", phase="importing", host_rss_mb=300),
+    Event(rank=0, kind="progress", phase="iteration", done=1, total=2, memory_mb=400),
     finished(0),
-    Event(1, "started", total=2),
+    Event(rank=1, kind="started", total=2),
     finished(1, "failed", "ValueError: [red]x"),
 ]
 

@@ -17,7 +17,7 @@ from report_samples import job_file
 from mindspeed_dryrun.errors import DryRunError, UsageError
 from mindspeed_dryrun.megatron.layout import Parallel
 from mindspeed_dryrun.record import store
-from mindspeed_dryrun.record.run_spec import JobFile
+from mindspeed_dryrun.record.run_spec import JobFile, RunSpec
 from mindspeed_dryrun.record.store import Record, write_json
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -53,6 +53,9 @@ def test_another_job_is_refused_with_what_changed(tmp_path: Path) -> None:
         Record.create(tmp_path, job("2", job=dataclasses.replace(summary, world_size=8)))
     with pytest.raises(UsageError, match="HCCL_BUFFSIZE unset, now 100"):
         Record.create(tmp_path, job("2", job=summary, environment={"HCCL_BUFFSIZE": "100"}))
+    explained = job("2", job=summary, spec=RunSpec(explain=True), environment={"MS_ALLOC_CONF": "memory_tracker:True"})
+    with pytest.raises(UsageError, match=r"another job \(it was made without --explain\)"):  # not a variable of the engine's
+        Record.create(tmp_path, explained)
     assert (tmp_path / "job.json").read_bytes() == before
 
 

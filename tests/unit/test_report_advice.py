@@ -114,7 +114,7 @@ QWEN = (  # the tutorial's job; its first stage counts 55389M
 )
 def test_what_the_blocks_do_not_tell_the_memory_model_does(flags: str, measured_mb: int) -> None:
     """Both measured by `explain --try` on the real engine: within 2 %. A job that the model does not describe gets no figure."""
-    now = job_of(sample_job("train.sh", 4, Parallel(2, 2), "embedded", *QWEN.split()))
+    now = job_of(sample_job("train.sh", 4, Parallel(tp=2, pp=2), "embedded", *QWEN.split()))
     assert now is not None
     changed = advice._changed(now, flags.split())
     assert changed is not None

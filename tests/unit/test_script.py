@@ -275,6 +275,14 @@ def test_each_way_to_fail_has_its_sentence(home: Path, text: str, sentence: str)
         capture(write(home, text))
 
 
+def test_a_script_that_starts_others_names_them(home: Path) -> None:
+    write(home, "torchrun $ARGS pretrain_gpt.py\n", "train/edge.sh")
+    write(home, "echo helper\n", "train/helper.sh")
+    path = write(home, '[ -d /data/model ] || exit 0\nfor s in "./train/edge.sh" train/helper.sh; do bash $s & done\n')
+    with pytest.raises(UsageError, match=r"Give one of these: \./train/edge\.sh\.$"):
+        capture(path)
+
+
 def test_no_script(home: Path) -> None:
     with pytest.raises(UsageError, match="There is no script"):
         capture(home / "missing.sh")

@@ -99,6 +99,14 @@ def put(record: Record, report: RankReport, **extra: object) -> None:
     write_json(record.rank_folder(report.rank) / "result.json", {**dataclasses.asdict(report), **extra})
 
 
+def test_operators_that_may_lift_the_peak_are_named(tmp_path: Path) -> None:
+    record = a_record(tmp_path, ((0, (0,)), (1, (1,))), job=job("a.sh", 2, Parallel(), "script"))
+    put(record, rank(0), workspace_room={"aclnnTopk": 30 << 20, "aclnnSort": 10 << 30})
+    put(record, rank(1), workspace_room={"aclnnTopk": (20 << 20) + 1, "aclnnBatchMatMul": 0})
+    notes = [note for note in build_report(tmp_path).notes if "too LOW" in note]
+    assert len(notes) == 1 and notes[0].endswith("not counted: aclnnBatchMatMul 0M, aclnnTopk 21M")
+
+
 def test_a_report_from_the_record_alone(tmp_path: Path) -> None:
     record = a_record(
         tmp_path,

@@ -87,7 +87,7 @@ product:
         ("variants: [{name: a}]", "'script' is missing"),
         ("script: a.sh", "name the variants"),
         ("script: a.sh\nvariant: []", "did you mean 'variants'"),
-        ("script: a.sh\nvariants: {a: 1}", "valid list"),
+        ("script: a.sh\nvariants: {a: 1}", "'variants' must be a list"),
         ("script: a.sh\nvariants: [{nmae: a}]", "variants 1: unknown key 'nmae'; did you mean 'name'"),
         ("script: a.sh\nvariants: [{name: a}, {name: a}]", "two variants are called 'a'"),
         ("script: a.sh\nvariants: [{set: [TP=2]}]", "must be a mapping of names to values"),
