@@ -268,8 +268,7 @@ def test_the_keyboard_is_enough(served: Served, page: Any) -> None:
     assert page.evaluate("document.activeElement.id") == "c-sp"
     page.keyboard.press("Shift+Tab")
     page.focus("#c-recompute")
-    page.keyboard.press("f")  # full uniform 1
-    page.keyboard.press("Enter")
+    page.keyboard.press("f")  # full uniform 1, chosen as it is typed: Enter would open the list, which keeps later keys to itself
     done(page, "37813M")
     assert page.evaluate("document.activeElement.id") == "c-recompute", "the focus stays where it was"
     page.keyboard.press("Control+z")

@@ -4,7 +4,7 @@ const body = document.body;
 const token = body.dataset.token, language = body.dataset.language, words = JSON.parse(body.dataset.words);
 const byId = (id) => document.getElementById(id);
 const empty = () => ({ sets: {}, flags: {}, device: byId("device").value, budget: null });
-let state = empty(), past = [], shown = 0, pinned = 0, asked = 0;
+let state = empty(), past = [], shown = 0, pinned = 0, asked = 0, drawn = 0;
 
 async function call(path, data) {
   const options = { headers: { "X-Studio-Token": token } };
@@ -63,9 +63,11 @@ async function refresh() {
   } catch (error) { if (mine === asked) problem(error.message); }
 }
 
+// Two answers about one try may come in the wrong order: the one that was asked for last is the newest.
 async function show() {
+  const mine = ++drawn;
   const found = await call("/api/tries/" + shown + (pinned ? "?pinned=" + pinned : ""));
-  if (found.number !== shown) return;
+  if (mine !== drawn || found.number !== shown) return;
   byId("right").classList.toggle("busy", ["waiting", "running"].includes(found.state));
   if (!["waiting", "running"].includes(found.state)) byId("result").innerHTML = found.html;
   byId("result").dataset.number = found.number;
