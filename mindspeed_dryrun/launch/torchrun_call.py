@@ -30,7 +30,7 @@ def read_torchrun_call(argv: Sequence[str], cwd: str, env: Mapping[str, str] | N
     env = dict(env or {})
     words, dropped = drop_comments(argv)
     notes: list[str] = []
-    options, switches, rest = _own_options(words, notes)
+    options, switches, rest = _own_options(words, notes, dropped)
     for name in _NEEDED:
         if name not in options and env.get(f"PET_{name.upper()}"):  # torchrun's own defaults from the environment
             options[name] = env[f"PET_{name.upper()}"]
@@ -53,7 +53,7 @@ def read_torchrun_call(argv: Sequence[str], cwd: str, env: Mapping[str, str] | N
     )
 
 
-def _own_options(words: Sequence[str], notes: list[str]) -> tuple[dict[str, str], set[str], Sequence[str]]:
+def _own_options(words: Sequence[str], notes: list[str], dropped: list[str]) -> tuple[dict[str, str], set[str], Sequence[str]]:
     """torchrun's options, its switches, and the words from the program on."""
     options: dict[str, str] = {}
     switches: set[str] = set()
@@ -75,7 +75,17 @@ def _own_options(words: Sequence[str], notes: list[str]) -> tuple[dict[str, str]
             value = following
             position += 1
         options[name] = value
+        if name not in _NEEDED and (strays := _strays(words[position:])):
+            dropped.append(f"'{' '.join(strays)}' among torchrun's options (a placeholder that was never filled in?)")
+            position += len(strays)
     return options, switches, words[position:]
+
+
+def _strays(words: Sequence[str]) -> Sequence[str]:
+    """Words of a value that the shell has split, up to the program or an option: `your master node IP --nnodes 2 train.py`."""
+    end = next((index for index, word in enumerate(words) if is_flag(word) or word.endswith(".py")), 0)
+    ends_well = words and (words[end].endswith(".py") or _name(words[end].partition("=")[0]) in (*OPTIONS, *SWITCHES))
+    return words[:end] if ends_well else ()
 
 
 def _program(rest: Sequence[str], switches: set[str]) -> tuple[str, tuple[str, ...]]:
@@ -90,8 +100,12 @@ def _program(rest: Sequence[str], switches: set[str]) -> tuple[str, tuple[str, .
     return words[0], tuple(words[1:])
 
 
+def _name(flag: str) -> str:
+    return flag.lstrip("-").replace("-", "_")
+
+
 def _option(flag: str) -> str:
-    name = flag.lstrip("-").replace("-", "_")
+    name = _name(flag)
     known = (*OPTIONS, *SWITCHES)
     if not flag.startswith("--"):
         name = _SHORT.get(name, name)

@@ -46,6 +46,24 @@ def test_an_empty_variable_of_an_address_is_forgiven_and_one_of_a_size_is_not() 
 
 
 @pytest.mark.parametrize(
+    "text",
+    [
+        "--master_addr your master node IP --nproc_per_node 8 train.py --lr 1",
+        "--nproc_per_node 8 --master_addr the IP train.py --lr 1",
+    ],
+)
+def test_a_placeholder_that_the_shell_splits_is_no_program(text: str) -> None:
+    call = read(text)
+    assert (call.program, call.program_args, call.world_size) == ("train.py", ("--lr", "1"), 8)
+    assert len(call.dropped) == 1 and "placeholder" in call.dropped[0]
+
+
+def test_a_program_that_is_not_python_is_one() -> None:
+    call = read("--no-python --master_port 6000 run.sh --config train.py")
+    assert (call.program, call.program_args, call.dropped) == ("run.sh", ("--config", "train.py"), ())
+
+
+@pytest.mark.parametrize(
     ("text", "sentence"),
     [
         ("--gpus 8 a.py", "no option --gpus"),

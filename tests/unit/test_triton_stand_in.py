@@ -62,6 +62,17 @@ def test_kernels_are_imported_and_never_run(tree: Path) -> None:
     assert importlib.import_module("mindspeed.asks").found is False
 
 
+def test_what_is_done_without_triton_stays_so(tree: Path) -> None:
+    folder = tree / "mindspeed" / "lite" / "ops" / "triton"
+    folder.mkdir(parents=True)
+    for part in (folder.parents[1], folder.parent, folder):
+        (part / "__init__.py").write_text("")
+    (folder / "sort_chunks_by_idx.py").write_text(KERNELS)
+    triton_stand_in.install()
+    with pytest.raises(ImportError, match="triton"):
+        importlib.import_module("mindspeed.lite.ops.triton.sort_chunks_by_idx")
+
+
 def test_an_installed_triton_is_left_alone(tree: Path) -> None:
     (tree / "triton").mkdir()
     (tree / "triton" / "__init__.py").write_text("jit = 'the real one'\n")

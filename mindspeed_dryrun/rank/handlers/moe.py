@@ -16,6 +16,7 @@ from typing import Any
 from mindspeed_dryrun.megatron.arguments import Arguments
 from mindspeed_dryrun.megatron.moe_load import MoeLoad, parse
 from mindspeed_dryrun.rank import activation as config
+from mindspeed_dryrun.rank import installed
 from mindspeed_dryrun.rank.engine import TORCH_NPU
 from mindspeed_dryrun.rank.handlers.tensor_methods import replaced_method
 
@@ -206,7 +207,8 @@ def preprocess(original: Callable[..., Any]) -> Callable[..., Any]:
                 setattr(self, name, numpy.array(value, dtype=object))
         by_source = numpy.tile(numpy.array(received, dtype=numpy.int64), (groups * tensor_parts, 1))
         _put(self, by_source, "num_global_tokens_per_local_expert_cpu", "num_global_tokens_per_local_expert")
-        if config.current().engine == TORCH_NPU and getattr(self.config, "moe_permute_fusion", False):
+        fused = config.current().engine == TORCH_NPU and getattr(self.config, "moe_permute_fusion", False)
+        if fused and not installed.has_package("triton"):
             # The overlapping dispatcher reads these back where Triton is missing (overlap/token_dispatcher.py:104).
             _put(self, by_source, "num_global_tokens_per_local_expert")
         if getattr(self, "send_count_matrix", None) is not None:

@@ -17,6 +17,9 @@ from typing import Any
 from mindspeed_dryrun.rank import installed
 
 _OWNERS = ("mindspeed", "mindspeed_llm")
+# Where this import fails MindSpeed sorts chunks without Triton, by counts that it reads back.
+# `moe_sort_chunks_by_index`: https://gitcode.com/Ascend/MindSpeed/blob/v26.0.0_core_r0.12.1/mindspeed/features_manager/fusions/fused_moe_permute.py#L85
+_OPTIONAL = ("mindspeed.lite.ops.triton.sort_chunks_by_idx",)
 _MODULES = ("triton", "triton.language", "triton.language.extra", "triton.language.extra.libdevice", "triton.language.extra.cann",
             "triton.language.extra.cann.extension", "triton.runtime", "triton.runtime.driver")  # fmt: skip
 _CORES = {"num_aicore": 24, "num_vectorcore": 48}  # Ascend 910B2
@@ -129,7 +132,7 @@ def _seen() -> Iterator[None]:
 
 class _Finder(MetaPathFinder):
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        if name.split(".")[0] not in _OWNERS or ".triton" not in name:
+        if name.split(".")[0] not in _OWNERS or ".triton" not in name or name in _OPTIONAL:
             return None
         spec = PathFinder.find_spec(name, path, target)
         if spec is not None and spec.loader is not None:
