@@ -66,6 +66,12 @@ KNOWN = (
         add="--no-pad-to-seq-lengths",
     ),
     UpstreamError(
+        error=r"The 'mc2' feature requires both",
+        # features_manager/tensor_parallel/mc2.py:24 of MindSpeed 26.1.0, when arguments are checked.
+        because="--use-ascend-mc2 needs tensor and sequence parallelism",
+        instead="Leave out --use-ascend-mc2, or set --tensor-model-parallel-size above 1.",
+    ),
+    UpstreamError(
         error=r"No module named 'mindspeed_llm\.tasks\.checkpoint\.models'",
         # mindspeed_llm/mindspore/tasks/checkpoint/models.py:11 of master imports it still.
         because="MindSpeed-LLM's commit f107818f removed a module that its own MindSpore adaptor imports at start",
@@ -73,6 +79,7 @@ KNOWN = (
     ),
 )
 _CANN_OPERATORS = "cann_ops_transformer"  # mindspeed_llm/ops/npu_mhc.py, npu_sparse_flash_mla.py of 26.1.0
+_UPSTREAM = ("mindspeed", "mindspeed_llm", "megatron")  # trees, whose modules no package index has
 _DISTRIBUTIONS = {"sklearn": "scikit-learn", "yaml": "PyYAML", "PIL": "pillow"}  # where the name to install is another
 
 
@@ -111,4 +118,9 @@ def explain(error: BaseException, args: Sequence[str]) -> str | None:
         if not installed.has_package(package):
             name = _DISTRIBUTIONS.get(package, package)
             return f"The script imports {package}, which is not installed here. Run: pip install {name}"
+        if package not in _UPSTREAM and (version := installed.version(package)):
+            return (
+                f"The script imports {error.name}, which {package} {version} does not have. Install another version of {package}: "
+                "MindSpeed-LLM's requirements.txt names it, or take one of the time of that release."
+            )
     return None

@@ -54,6 +54,24 @@ def test_a_missing_module_of_a_package_that_is_there_is_not_called_a_missing_pac
     assert upstream_errors.explain(ModuleNotFoundError("No module named 'json.nothing'", name="json.nothing"), []) is None
 
 
+def test_a_package_that_has_moved_on_is_named_with_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upstream_errors.installed, "has_package", lambda name: True)
+    monkeypatch.setattr(upstream_errors.installed, "version", lambda name: "0.21.2")
+    gone = "peft.tuners.lora.tp_layer"
+    said = upstream_errors.explain(ModuleNotFoundError(f"No module named '{gone}'", name=gone), [])
+    assert said and said.startswith(f"The script imports {gone}, which peft 0.21.2 does not have.")
+    own = "mindspeed_llm.core.gone"
+    assert upstream_errors.explain(ModuleNotFoundError(f"No module named '{own}'", name=own), []) is None
+
+
+def test_fused_communication_without_tensor_parallelism_is_upstreams_error() -> None:
+    error = AssertionError(
+        "The 'mc2' feature requires both the Tensor Model Parallel (TP) size to be greater than 1 and sequence"
+    )
+    said = upstream_errors.explain(error, ["--use-ascend-mc2"])
+    assert said and said.startswith("This script fails on an NPU too: ") and "--tensor-model-parallel-size" in said
+
+
 def test_operators_beside_cann_are_not_called_a_package_to_install() -> None:
     missing = ModuleNotFoundError("No module named 'cann_ops_transformer'", name="cann_ops_transformer")
     for error in (missing, ImportError("cann_ops_transformer is required when --use-fused-mhc is enabled.")):
