@@ -2,6 +2,7 @@
 
     python benchmarks/real_npu.py real_npu_ranks.csv --stacks DIR --records DIR --markdown docs/real_npu.md
     python benchmarks/real_npu.py … --only 'qwen3_*' --only 'tune_*'
+    python benchmarks/real_npu.py all.csv --stacks DIR --collect     # writes the CSV, from the baselines in the checkouts
 
 The CSV holds a row for each real rank: job, script, branches, allocated and max allocated (MB) after the first iteration. DIR of
 `--stacks` holds checkouts BRANCH/{MindSpeed-LLM,MindSpeed,Megatron-LM}; a job runs on the newest of its branches that is there.
@@ -21,10 +22,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
+from typing import Any
 
 from mindspeed_dryrun.errors import DryRunError
 from mindspeed_dryrun.launch.run import Execution, dry_run_job, read_job
 from mindspeed_dryrun.launch.trainers import CORE_MS
+from mindspeed_dryrun.rank import installed
 from mindspeed_dryrun.record.run_spec import RunSpec
 from mindspeed_dryrun.record.store import rank_folder
 
@@ -78,6 +81,36 @@ class RealJob:
     def key(self) -> str:
         """Unique, and safe as a folder's name."""
         return f"{self.name}@{self.branches[-1]}"
+
+
+def collect(stacks: Path) -> list[dict[str, object]]:
+    """A row for each rank of every baseline below `tests/` of the checkouts; a job that says the same in several branches is one."""
+    found: dict[tuple[str, tuple[tuple[int, float, float], ...]], list[tuple[str, str]]] = {}
+    trees = sorted(stacks.glob("*/MindSpeed-LLM"), key=lambda tree: installed.number(re.sub(r"RC\d+", "", tree.parent.name)))
+    for tree in trees:
+        for file in sorted((tree / "tests").rglob("*.json")):
+            if not any("baseline" in part for part in file.parent.parts):
+                continue
+            memory = _memory_rows(file)
+            ranks = tuple((of["rank"], of["allocated memory"], of["max allocated memory"]) for of in memory if "rank" in of)
+            scripts = sorted((tree / "tests").rglob(f"{file.stem}.sh"))
+            place = (tree.parent.name, str(scripts[0].relative_to(tree)) if scripts else "")
+            if ranks and place not in (places := found.setdefault((file.stem, ranks), [])):
+                places.append(place)
+    return [
+        {"job": job, "rank": rank, "allocated_mb": allocated, "max_allocated_mb": maximum, "script": places[-1][1],
+             "branches": " ".join(dict.fromkeys(branch for branch, _ in places))}
+        for (job, ranks), places in found.items()
+        for rank, allocated, maximum in ranks
+    ]  # fmt: skip
+
+
+def _memory_rows(file: Path) -> list[dict[str, Any]]:
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError:  # upstream keeps an empty file or two
+        return []
+    return found.get("memo info") or [] if isinstance(found, dict) else []
 
 
 def read_jobs(file: Path) -> list[RealJob]:
@@ -236,14 +269,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("csv", type=Path)
     parser.add_argument("--stacks", type=Path, required=True, help="folder of checkouts, BRANCH/MindSpeed-LLM and its siblings")
-    parser.add_argument("--records", type=Path, required=True, help="folder for the records")
-    parser.add_argument("--markdown", type=Path, required=True, help="file for the table")
+    parser.add_argument("--records", type=Path, help="folder for the records")
+    parser.add_argument("--markdown", type=Path, help="file for the table")
     parser.add_argument("--margin", type=Path, help="file for the margin (mindspeed_dryrun/engines/torch_npu/margin.json)")
     parser.add_argument("--only", action="append", default=[], metavar="PATTERN", help="jobs by name")
     parser.add_argument("--jobs", type=int, default=1, help="ranks at a time")
     parser.add_argument("--timeout", type=float, default=900.0, metavar="S", help="for each rank")
     parser.add_argument("--again", action="store_true", help="run jobs that are done once more")
+    parser.add_argument("--collect", action="store_true", help="write the CSV instead")
     args = parser.parse_args()
+    if args.collect:
+        rows = collect(args.stacks)
+        with args.csv.open("w", newline="", encoding="utf-8") as stream:
+            writer = csv.DictWriter(stream, list(rows[0]))
+            writer.writeheader()
+            writer.writerows(rows)
+        return
+    if not args.records or not args.markdown:
+        parser.error("--records and --markdown are needed")
     args.records.mkdir(parents=True, exist_ok=True)
     file = args.records / "rows.json"
     done: dict[str, list[dict[str, object]]] = json.loads(file.read_text()) if file.is_file() else {}

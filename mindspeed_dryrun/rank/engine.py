@@ -21,6 +21,9 @@ class RankEngine(Protocol):
     def memory(self) -> dict[str, Any]:
         """`memory_mb`, the peak so far, and whatever else the engine says; called after each iteration."""
 
+    def allocated(self) -> int:
+        """Bytes that are allocated now."""
+
     def finish(self) -> dict[str, Any]:
         """The figures of the whole run, from an engine that does not print them itself. Called when the trainer has ended."""
 

@@ -120,7 +120,7 @@ def explain(error: BaseException, args: Sequence[str]) -> str | None:
             return f"The script imports {package}, which is not installed here. Run: pip install {name}"
         if package not in _UPSTREAM and (version := installed.version(package)):
             return (
-                f"The script imports {error.name}, which {package} {version} does not have. Install another version of {package}: "
-                "MindSpeed-LLM's requirements.txt names it, or take one of the time of that release."
+                f"The script imports {error.name}, which {package} {version} does not have. Install another version "
+                f"of {package}: MindSpeed-LLM's requirements.txt names it, or take one of the time of that release."
             )
     return None

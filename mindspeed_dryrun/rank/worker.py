@@ -12,7 +12,7 @@ from typing import Any
 
 from mindspeed_dryrun.errors import DryRunError
 from mindspeed_dryrun.rank import activation as config
-from mindspeed_dryrun.rank import patcher, progress, upstream_errors
+from mindspeed_dryrun.rank import collector, patcher, progress, upstream_errors
 from mindspeed_dryrun.rank.activation import ERROR_PREFIX
 from mindspeed_dryrun.rank.confinement import confine
 from mindspeed_dryrun.rank.engine import rank_engine
@@ -116,4 +116,5 @@ def finish() -> None:
     for failure in patcher.failures():
         raise failure
     patcher.check_calls(sys.argv[1:])
-    progress.phase("finished", patches=patcher.applied_names(), calls=patcher.calls(), **rank_engine().finish())
+    told = {"patches": patcher.applied_names(), "calls": patcher.calls(), **collector.told(), **rank_engine().finish()}
+    progress.phase("finished", **told)

@@ -57,6 +57,7 @@ def build_report(record_dir: Path) -> Report:
     ranks, spread = _with_deciding(record.path / "deciding", ranks)
     notes = [*job.notes, *spread]
     notes += [f"rank {rank}: {result['note']}" for rank, result in sorted(results.items()) if result.get("note")]
+    notes += _collected(results)
     near = _near_the_peak(results.values())
     if near:
         notes.append(f"the used peak is too LOW if one of these operators takes more workspace, which is not counted: {near}")
@@ -99,6 +100,20 @@ def _unknown_workspace(results: Iterable[Mapping[str, Any]]) -> list[str]:
     """Operators that a rank used and whose workspace its engine has no formula for."""
     names = _told(results, "workspace_unknown")
     return [f"workspace of {len(names)} operators: {', '.join(names)}"] if names else []
+
+
+def _collected(results: Mapping[int, Mapping[str, Any]]) -> list[str]:
+    """What upstream built and dropped, and only Python's collector frees: it may still be there when a real run begins."""
+    sizes = {rank: size for rank, result in results.items() if isinstance(size := result.get("collected_mb"), int)}
+    if not sizes:
+        return []
+    ranks, most = _ranks(sorted(sizes)), max(sizes.values())
+    return [
+        message(
+            f"the trainer builds up to {most}M that it drops again ({ranks}). Python's garbage collector frees it, here before "
+            f"the first iteration: until it does so in a real run, the peak may be that much higher"
+        )
+    ]
 
 
 def _near_the_peak(results: Iterable[Mapping[str, Any]]) -> str:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
-from real_npu import WHY, RealRank, find_scripts, kept, margin, markdown, read_jobs
+from real_npu import WHY, RealRank, collect, find_scripts, kept, margin, markdown, read_jobs
 
 from mindspeed_dryrun.engines.torch_npu.margin import margin_sentence
 
@@ -27,6 +28,29 @@ def test_jobs_and_the_newest_branch_that_has_the_script(tmp_path: Path) -> None:
     moved.parent.mkdir(parents=True)
     moved.touch()
     assert find_scripts(job, tmp_path) == [("26.0.0", moved)]
+
+
+def test_baselines_of_several_branches_become_one_job(tmp_path: Path) -> None:
+    def baseline(branch: str, allocated: float) -> None:
+        tests = tmp_path / branch / "MindSpeed-LLM" / "tests"
+        for file, text in (
+            (
+                "st/baseline/qwen.json",
+                json.dumps({"memo info": [{"rank": 0, "allocated memory": allocated, "max allocated memory": 9.0}]}),
+            ),
+            ("st/qwen.sh", "torchrun pretrain_gpt.py"),
+            ("st/baseline/empty.json", ""),
+            ("st/baseline/losses.json", '{"lm loss": [1.0]}'),
+        ):
+            (tests / file).parent.mkdir(parents=True, exist_ok=True)
+            (tests / file).write_text(text)
+
+    for branch, allocated in (("master", 2.0), ("26.1.0", 2.0), ("1.0.0", 1.0), ("1.0.RC3", 1.0)):
+        baseline(branch, allocated)
+    assert [(row["job"], row["allocated_mb"], row["branches"], row["script"]) for row in collect(tmp_path)] == [
+        ("qwen", 1.0, "1.0.RC3 1.0.0", "tests/st/qwen.sh"),
+        ("qwen", 2.0, "26.1.0 master", "tests/st/qwen.sh"),
+    ]
 
 
 def test_the_table_has_every_rank_and_the_margin_only_those_that_ran() -> None:

@@ -107,6 +107,14 @@ def test_operators_that_may_lift_the_peak_are_named(tmp_path: Path) -> None:
     assert len(notes) == 1 and notes[0].endswith("not counted: aclnnBatchMatMul 0M, aclnnTopk 21M")
 
 
+def test_what_only_the_garbage_collector_frees_is_told(tmp_path: Path) -> None:
+    record = a_record(tmp_path, ((0, (0,)), (1, (1,))), job=job("a.sh", 2, Parallel(), "script"))
+    put(record, rank(0))
+    put(record, rank(1), collected_mb=192)
+    notes = [note for note in build_report(tmp_path).notes if "garbage collector" in note]
+    assert len(notes) == 1 and "up to 192M" in notes[0] and "(rank 1)" in notes[0]
+
+
 def test_a_report_from_the_record_alone(tmp_path: Path) -> None:
     record = a_record(
         tmp_path,

@@ -39,7 +39,8 @@ _TOLD = (
     "workspace_unknown",
     "workspace_room",
     "kernels_not_run",
-)  # what an engine says of itself at the end
+    "collected_mb",
+)  # what a rank says of itself at the end
 _CRASHES = {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE}
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from mindspeed_dryrun.megatron.flags import FLAGS, with_tag
 from mindspeed_dryrun.rank import activation as config
-from mindspeed_dryrun.rank import progress
+from mindspeed_dryrun.rank import collector, progress
 
 # Attributes of parsed arguments that are not named after a flag of their own, or that are not simply switched off.
 _QUIET = {"enable_one_logger": False, "num_workers": 0}
@@ -69,6 +69,8 @@ def train_step(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
         nonlocal finished
+        if not finished:
+            collector.collect()
         result = original(*args, **kwargs)
         finished += 1
         progress.iteration(finished, config.current().iterations)

@@ -61,6 +61,11 @@ def memory() -> dict[str, Any]:
     return {"memory_mb": None if peak is None else round(peak / 2**20), "allocator": figures}
 
 
+def allocated() -> int:
+    """Bytes in use now."""
+    return _figures().get("allocated", 0)
+
+
 def finish() -> dict[str, Any]:
     """The figures of the whole run, and the communicators that were made in it."""
     history.write()
