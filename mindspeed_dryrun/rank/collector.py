@@ -1,4 +1,4 @@
-"""What the trainer has dropped before training begins and only Python's garbage collector frees: objects that refer to themselves.
+"""What the trainer has dropped before training begins, and only the garbage collector frees: objects that refer to themselves.
 
 When the collector looks at all objects depends on how many a process has made, and a real process makes more than a dry run: it
 reads a tokenizer, data and checkpoints. So a dry run lets it look once, before the first iteration, and says how much went. On
