@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import types
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from mindspeed_dryrun.errors import DryRunError
 from mindspeed_dryrun.launch import patch_catalogue
 from mindspeed_dryrun.rank.handlers import moe, training
 from mindspeed_dryrun.rank.handlers.tensor_methods import owner_of, replaced_method
-from mindspeed_dryrun.rank.torch_npu import atb
+from mindspeed_dryrun.rank.torch_npu import atb, lone_rank
 from mindspeed_dryrun.rank.torch_npu import rank as torch_rank
 
 
@@ -60,6 +61,14 @@ def test_counts_of_tokens_are_put_wherever_a_dispatcher_keeps_the_same_ones() ->
     assert (other.on_host, other.on_device) == ([4, 4], [0])  # a tensor of its own, which counts
     moe._put(other, [4, 4], "missing", "none")
     assert not hasattr(other, "missing")
+
+
+def test_what_lies_on_the_host_is_sent_to_nobody() -> None:
+    sent: list[str] = []
+    send = lone_rank.isend(lambda tensor, dst: sent.append(tensor.device.type))
+    for device in ("npu", "cpu"):
+        work = send(SimpleNamespace(device=SimpleNamespace(type=device)), dst=1)
+    assert sent == ["npu"] and work.wait() and work.is_completed()
 
 
 def test_counts_of_tokens_that_are_compared_on_the_device_agree(monkeypatch: pytest.MonkeyPatch) -> None:

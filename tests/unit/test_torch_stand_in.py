@@ -47,6 +47,8 @@ answers.install(sys.argv[1])
 cann = ctypes.CDLL(sys.argv[1])
 count, pointer, size = ctypes.c_uint32(), ctypes.c_void_p(), ctypes.c_size_t(1 << 20)
 assert cann.aclrtGetDeviceCount(ctypes.byref(count)) == 0 and count.value == 8
+os.environ["LOCAL_WORLD_SIZE"] = "16"  # an A3: the twelfth rank of a node takes its twelfth device
+assert cann.aclrtGetDeviceCount(ctypes.byref(count)) == 0 and count.value == 16
 assert cann.aclrtMalloc(ctypes.byref(pointer), ctypes.c_size_t(200 << 30), 0) == 0
 assert answers.memory.holds(pointer.value) and answers.memory.holds(pointer.value + (200 << 30) - 1)
 host = ctypes.create_string_buffer(b"x" * 16, 16)

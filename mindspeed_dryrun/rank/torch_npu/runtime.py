@@ -121,7 +121,8 @@ _device = 0
 
 @answers("p", "aclrtGetDeviceCount")
 def device_count(count: int) -> int:
-    return store(count, DEVICES, ctypes.c_uint32)
+    """As many as the node has ranks: a rank takes the device of its number, the twelfth of 16 on an A3."""
+    return store(count, max(DEVICES, int(os.environ.get("LOCAL_WORLD_SIZE", 0))), ctypes.c_uint32)
 
 
 @answers("i", "aclrtSetDevice")
