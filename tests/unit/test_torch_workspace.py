@@ -140,3 +140,14 @@ def test_batches_are_copied_where_they_are_strided() -> None:
         TensorOnDevice((4, 1000, 1024), BFLOAT16, (1024000, 1024, 1)),
     )
     assert products.batched(*uneven) == 20 * MB + 2 * 4 * 1024 * 1008
+
+
+def test_batches_in_a_plain_product_are_copied_where_they_are_strided() -> None:
+    scores = tensor(1, 4, 1024, 512, strides=(4 * 1024 * 513, 1024 * 513, 513, 1))  # without the last column: a sink
+    shared = tensor(1, 1, 512, 256)
+    assert products.matmul(scores, shared, 0, 0) == max(4 * MB + PADDED, 20 * MB)
+    many = tensor(1, 64, 1024, 512, strides=(64 * 1024 * 513, 1024 * 513, 513, 1))
+    assert products.matmul(many, shared, 0, 0) == 64 * MB + PADDED
+    permuted = tensor(64, 1024, 512, strides=(512, 64 * 512, 1))
+    assert products.matmul(permuted, tensor(64, 512, 256), 0, 0) == 64 * MB + PADDED
+    assert products.matmul(tensor(64, 1024, 512), tensor(64, 512, 256), 0, 0) == 20 * MB

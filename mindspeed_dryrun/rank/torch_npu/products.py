@@ -71,14 +71,15 @@ def product(first: TensorOnDevice, second: TensorOnDevice) -> int:
 
 def batched(first: TensorOnDevice, second: TensorOnDevice) -> int:
     """The workspace of a product of batches: copies of strided ones, and blocks of each where they do not lie well."""
-    count = prod(first.shape[:-2])
+    counts = prod(first.shape[:-2]), prod(second.shape[:-2])
+    count = max(counts)  # a batch of one is read again for each of the other's
     a, b = _batch(first), _batch(second)
     rows, terms = (a.inner, a.outer) if a.transposed else (a.outer, a.inner)
     columns = b.outer if b.transposed else b.inner
     size = a.copy + b.copy
     if a.dtype == b.dtype and a.dtype in (BFLOAT16, FLOAT16) and not _read_as_they_lie(a, b, rows, terms, columns):
-        shapes = ((a.outer, a.inner), (b.outer, b.inner), (rows, columns))
-        return size + sum(aligned(2 * count * _blocks(*shape)) for shape in shapes)
+        shapes = ((counts[0], a.outer, a.inner), (counts[1], b.outer, b.inner), (count, rows, columns))
+        return size + sum(aligned(2 * matrices * _blocks(*shape)) for matrices, *shape in shapes)
     each = a.rearranged + b.rearranged
     at_once = _L2 // 4 // each if each else 0
     whole = 2 * at_once * each if each * count > _L2 and at_once > 1 else each * count
@@ -137,7 +138,9 @@ def matmul(first: int, second: int, *parameters: int) -> int:
     a, b = described(first), described(second)
     if not isinstance(a, TensorOnDevice) or not isinstance(b, TensorOnDevice) or min(len(a.shape), len(b.shape)) < 2:
         return _MESSAGES
-    return product(a, b) if len(b.shape) == 2 and a.elements and b.elements else _MESSAGES
+    if not a.elements or not b.elements:
+        return _MESSAGES
+    return product(a, b) if len(b.shape) == 2 else max(batched(a, b), _MESSAGES)
 
 
 @workspace("ppph", "aclnnBatchMatMul")
