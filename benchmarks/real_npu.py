@@ -308,12 +308,18 @@ def main() -> None:
         args.margin.write_text(json.dumps(margin(ranks), indent=2) + "\n", encoding="utf-8")
 
 
-def margin(ranks: Sequence[RealRank]) -> dict[str, float]:
-    """What the engine prints beside a verdict: how far max allocated was from the real one, on every job that ran, old baselines too.
+def margin(ranks: Sequence[RealRank]) -> dict[str, dict[str, float]]:
+    """What the engine prints beside a verdict: how far max allocated was from the real one, on every job that ran.
 
     Not of jobs whose samples have a length that was told: a verdict counts the longest.
     """
     ran = [rank for rank in ranks if rank.percent is not None and not rank.samples_told]
+    return {
+        name: _seen([rank for rank in ran if rank.current == current]) for name, current in (("current", True), ("older", False))
+    }
+
+
+def _seen(ran: Sequence[RealRank]) -> dict[str, float]:
     percents = [rank.percent or 0.0 for rank in ran]
     return {
         "jobs": len({(rank.job, rank.branch) for rank in ran}),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -62,7 +63,9 @@ def test_the_table_has_every_rank_and_the_margin_only_those_that_ran() -> None:
         in text
     )
     assert "did not run" in text
-    assert margin(ranks) == {"jobs": 1, "ranks": 2, "lowest_percent": -10.0, "highest_percent": -0.5, "within_1_percent": 1}
+    found = margin([*ranks, dataclasses.replace(ranks[0], current=False)])
+    assert found["current"] == {"jobs": 1, "ranks": 2, "lowest_percent": -10.0, "highest_percent": -0.5, "within_1_percent": 1}
+    assert found["older"]["ranks"] == 1
 
 
 def test_what_people_wrote_stays_when_the_page_is_written_again(tmp_path: Path) -> None:
