@@ -10,15 +10,10 @@ import galvatron
 from galvatron import LayerStrategy, Tables
 
 from mindspeed_dryrun.devices.hardware import Hardware
-from mindspeed_dryrun.estimate.layer_time import gather_seconds
+from mindspeed_dryrun.estimate.layer_time import Case, gather_seconds, layer_time
 from mindspeed_dryrun.estimate.lower_bound import lower_bound_mb, saved_mb, stage_bound_mb, state_mb
 from mindspeed_dryrun.estimate.strategy import Recompute, Strategy
-from mindspeed_dryrun.estimate.time_model import (
-    end_of_iteration_seconds,
-    iteration_seconds,
-    layer_passes,
-    stage_extras,
-)
+from mindspeed_dryrun.estimate.time_model import USUAL, end_of_iteration, iteration_seconds, stage_extras
 from mindspeed_dryrun.megatron.model_shape import ModelShape
 from mindspeed_dryrun.search.balance import balanced
 from mindspeed_dryrun.search.space import Space, strategies
@@ -69,7 +64,11 @@ def compare(
         # What its recurrence leaves out, at the cheapest of its layers' layouts.
         layouts = {(layer.tp, layer.dp) for layer in plan.layers}
         plan_s = plan.seconds + min(
-            end_of_iteration_seconds(shape, dataclasses.replace(theirs, tp=tp, dp=dp, distributed_optimizer=dp > 1), hardware)
+            sum(
+                end_of_iteration(
+                    Case(shape, dataclasses.replace(theirs, tp=tp, dp=dp, distributed_optimizer=dp > 1), hardware, USUAL), 0.0
+                )
+            )
             for tp, dp in layouts
         )
     return Comparison(
@@ -124,8 +123,8 @@ def _tables(shape: ModelShape, world: int, budget_mb: int, hardware: Hardware, s
         return state_mb(shape, bare, stage)
 
     def layer_s(choice: LayerStrategy, micro_batch: int) -> float:
-        forward, backward = layer_passes(shape, single(choice, micro_batch), hardware)
-        return (forward + backward).total + (forward.total if choice.recompute else 0.0)
+        layer = layer_time(Case(shape, single(choice, micro_batch), hardware, USUAL), mixture=False)
+        return (layer.forward + layer.backward).total + (layer.forward.total if choice.recompute else 0.0)
 
     def fixed_s(stage: int, pp: int, tp: int, micro_batch: int) -> float:
         bare = Strategy(
@@ -138,7 +137,7 @@ def _tables(shape: ModelShape, world: int, budget_mb: int, hardware: Hardware, s
             recompute=Recompute(),
             sequence_parallel=tp > 1,
         )
-        return stage_extras(shape, bare, hardware, stage).total
+        return stage_extras(Case(shape, bare, hardware, USUAL), stage).total
 
     def change_s(one: LayerStrategy, other: LayerStrategy, micro_batch: int) -> float:
         if one.tp == other.tp:

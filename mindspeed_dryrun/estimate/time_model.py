@@ -213,19 +213,13 @@ def _layer(case: Case, mixture: bool) -> LayerTime:
     return layer_time(Case(case.shape, sharing, case.hardware, case.operators), mixture)
 
 
-def layer_passes(shape: ModelShape, strategy: Strategy, hardware: Hardware, operators: Operators = USUAL) -> tuple[Pass, Pass]:
-    """Forward and backward pass of one microbatch through one dense layer on one rank."""
-    found = _layer(Case(shape, strategy, hardware, operators), mixture=False)
-    return found.forward, found.backward
-
-
 def _iteration(case: Case) -> tuple[float, float, float, float, float]:
     strategy = case.strategy
     layers = _layers(case)
     known: dict[ChunkLayers, Pass] = {}  # most stages are alike
     stages = []
     for index in range(strategy.pp):
-        time = _extras(case, index)
+        time = stage_extras(case, index)
         for chunk in chunk_layers(case.shape, strategy, index):
             if chunk not in known:
                 forward, backward = _chunk_pass(case, chunk, *layers)
@@ -239,11 +233,6 @@ def _iteration(case: Case) -> tuple[float, float, float, float, float]:
     compute = microbatches * busiest.compute
     waiting = microbatches * busiest.waiting + gradients
     return compute + waiting + fill + step, compute, waiting, fill, step
-
-
-def end_of_iteration_seconds(shape: ModelShape, strategy: Strategy, hardware: Hardware, operators: Operators = USUAL) -> float:
-    """What comes after the last microbatch: the replicas' gradients and the optimizer step."""
-    return sum(end_of_iteration(Case(shape, strategy, hardware, operators), 0.0))
 
 
 def end_of_iteration(case: Case, microbatch: float) -> tuple[float, float]:
@@ -281,12 +270,8 @@ def _stage_end(case: Case, stage: int, microbatch: float) -> tuple[float, float]
     return gradients, case.traffic(_STEP_BYTES * step)
 
 
-def stage_extras(shape: ModelShape, strategy: Strategy, hardware: Hardware, stage: int, operators: Operators = USUAL) -> Pass:
+def stage_extras(case: Case, stage: int) -> Pass:
     """What a microbatch costs a stage beside its layers: embedding, output layer, exchanges with its neighbours."""
-    return _extras(Case(shape, strategy, hardware, operators), stage)
-
-
-def _extras(case: Case, stage: int) -> Pass:
     strategy = case.strategy
     time = Pass()
     if stage == 0:

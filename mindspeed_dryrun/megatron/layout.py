@@ -69,13 +69,6 @@ class Layout:
             pp, dp = divmod(rank, sizes.dp)
         return Place(tp, cp, dp, pp)
 
-    def rank_at(self, place: Place) -> int:
-        """The inverse of `place`."""
-        sizes = self.parallel
-        by_data, by_stage = place.dp * sizes.pp + place.pp, place.pp * sizes.dp + place.dp
-        outer = by_data if self.pipeline_before_data else by_stage
-        return (outer * sizes.cp + place.cp) * sizes.tp + place.tp
-
     def kind_of_group(self, ranks: Sequence[int]) -> str:
         """Which of Megatron's process groups these ranks are (tp, pp, dp, cp, mp, embd, …), by the places that differ."""
         # `EMBEDDING_GROUP`: https://github.com/NVIDIA/Megatron-LM/blob/core_v0.12.1/megatron/core/parallel_state.py#L1072

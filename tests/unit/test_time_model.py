@@ -15,12 +15,12 @@ from mindspeed_dryrun.commands import main
 from mindspeed_dryrun.devices.hardware import Hardware, Range, build_hardware, read_hardware, to_yaml
 from mindspeed_dryrun.errors import UsageError
 from mindspeed_dryrun.estimate.calibration import MeasuredRun, fit, read_log, row_of_log
-from mindspeed_dryrun.estimate.layer_time import exchange_seconds, gather_seconds, matmul_seconds
+from mindspeed_dryrun.estimate.layer_time import Case, exchange_seconds, gather_seconds, layer_time, matmul_seconds
 from mindspeed_dryrun.estimate.strategy import Recompute, Strategy
 from mindspeed_dryrun.estimate.time_model import (
+    USUAL,
     estimate,
     iteration_seconds,
-    layer_passes,
     logged_flops,
 )
 from mindspeed_dryrun.megatron.model_shape import ModelShape
@@ -146,7 +146,7 @@ def test_the_parts_add_up_and_the_band_is_around() -> None:
 def test_recomputation_adds_a_forward_pass() -> None:
     plain, again = LAB["TP4PP2"], LAB["TP4PP2+recompute"]
     more = iteration_seconds(QWEN, again, HARDWARE) - iteration_seconds(QWEN, plain, HARDWARE)
-    forward = layer_passes(QWEN, plain, HARDWARE)[0].total
+    forward = layer_time(Case(QWEN, plain, HARDWARE, USUAL), mixture=False).forward.total
     assert more == pytest.approx((64 + 1) * 14 * forward)
     half = dataclasses.replace(plain, recompute=Recompute("block", 7))
     assert iteration_seconds(QWEN, half, HARDWARE) - iteration_seconds(QWEN, plain, HARDWARE) == pytest.approx(more / 2)
