@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from mindspeed_dryrun.megatron.arguments import Arguments
 from mindspeed_dryrun.rank import installed
@@ -29,6 +30,7 @@ class UpstreamError:
     because: str
     add: str = ""  # the flag that helps, where one does
     instead: str = ""  # what to do where none does
+    tree: tuple[str, ...] = ()  # a file of MindSpeed-LLM and one that it imports: if only the first is there, known before a run
 
 
 KNOWN = (
@@ -76,6 +78,7 @@ KNOWN = (
         # mindspeed_llm/mindspore/tasks/checkpoint/models.py:11 of master imports it still.
         because="MindSpeed-LLM's commit f107818f removed a module that its own MindSpore adaptor imports at start",
         instead="Use a release (26.1.0), or a commit before or after that has both or neither.",
+        tree=("mindspeed_llm/mindspore/tasks/checkpoint/models.py", "mindspeed_llm/tasks/checkpoint/models.py"),
     ),
 )
 _CANN_OPERATORS = "cann_ops_transformer"  # mindspeed_llm/ops/npu_mhc.py, npu_sparse_flash_mla.py of 26.1.0
@@ -93,6 +96,14 @@ def foreseen(args: Sequence[str], release: str) -> tuple[str, ...]:
         and installed.number(release) >= installed.number(known.since)
         and Called((known.flags,)).asked_for(arguments)
     )
+
+
+def broken_tree(tree: Path) -> str | None:
+    """What stops every script on MindSpore in this tree of MindSpeed-LLM, before a rank is started for it."""
+    for known in KNOWN:
+        if known.tree and (tree / known.tree[0]).is_file() and not (tree / known.tree[1]).is_file():
+            return f"No script of this MindSpeed-LLM runs on MindSpore, nor on an NPU: {known.because}. {_remedy(known)}"
+    return None
 
 
 def _remedy(known: UpstreamError) -> str:
