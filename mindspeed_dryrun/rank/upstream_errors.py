@@ -20,12 +20,14 @@ from mindspeed_dryrun.rank.patch_calls import Called
 class UpstreamError:
     """`error` is searched in the text of the exception; `when` are conditions on the trainer's flags (`patch_calls.py`).
 
-    With `since`, the first release of MindSpeed-LLM that fails so with `flags`, the error is known before a run.
+    With `since`, the first release of MindSpeed-LLM that fails so with `flags`, the error is known before a run. After
+    `until` it is another error.
     """
 
     error: str
     when: tuple[str, ...] = ()
     since: str = ""
+    until: str = ""
     flags: str = ""
     because: str
     add: str = ""  # the flag that helps, where one does
@@ -74,6 +76,14 @@ KNOWN = (
         instead="Leave out --use-ascend-mc2, or set --tensor-model-parallel-size above 1.",
     ),
     UpstreamError(
+        error=r"'NoneType' object is not callable",
+        when=("--lora-target-modules --num-experts !--moe-grouped-gemm",),
+        until="2.2.0",
+        # core/transformer/moe/moe_layer.py:233 of v2.2.0 has no `else`; commit bab5b9d2 of the branch 2.2.0 adds it.
+        because="in the tag v2.2.0 of MindSpeed-LLM LoRA of a mixture builds no experts without --moe-grouped-gemm",
+        instead="Use the branch 2.2.0 since 13 November 2025 (commit bab5b9d2), or a later release.",
+    ),
+    UpstreamError(
         error=r"No module named 'mindspeed_llm\.tasks\.checkpoint\.models'",
         # mindspeed_llm/mindspore/tasks/checkpoint/models.py:11 of master imports it still.
         because="MindSpeed-LLM's commit f107818f removed a module that its own MindSpore adaptor imports at start",
@@ -110,11 +120,22 @@ def _remedy(known: UpstreamError) -> str:
     return f"Add it to the command: -- {known.add}" if known.add else known.instead
 
 
+def of_a_parser(error: str) -> str | None:
+    """The same of what argparse says of arguments that no part of upstream declares."""
+    _, found, words = error.partition("unrecognized arguments: ")
+    flags = [word for word in words.split() if word.startswith("--")]
+    if not found or not flags:
+        return None
+    names = ", ".join(flags)
+    return f"This script fails on an NPU too: its trainer does not know {names}. Use a release that does, or leave it out."
+
+
 def explain(error: BaseException, args: Sequence[str]) -> str | None:
     """A sentence for the person at the keyboard, or None where the error is not one of these."""
     text, arguments = str(error), Arguments(tuple(args))
     for known in KNOWN:
-        if re.search(known.error, text) and (not known.when or Called(known.when).asked_for(arguments)):
+        later = known.until and installed.number(installed.version("mindspeed_llm") or "") > installed.number(known.until)
+        if re.search(known.error, text) and not later and (not known.when or Called(known.when).asked_for(arguments)):
             return f"This script fails on an NPU too: {known.because}. {_remedy(known)}"
     if isinstance(error, RuntimeError) and "Permission denied" in text and kernel_confines():
         # torch.save opens its file in C++, where Python's own refusal (`confinement.py`) is not asked.

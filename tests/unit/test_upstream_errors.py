@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import io
 import sys
 from pathlib import Path
@@ -62,6 +63,35 @@ def test_a_package_that_has_moved_on_is_named_with_its_version(monkeypatch: pyte
     assert said and said.startswith(f"The script imports {gone}, which peft 0.21.2 does not have.")
     own = "mindspeed_llm.core.gone"
     assert upstream_errors.explain(ModuleNotFoundError(f"No module named '{own}'", name=own), []) is None
+
+
+@pytest.mark.parametrize(
+    ("release", "extra", "said"), [("2.2.0", [], True), ("2.3.0", [], False), ("2.2.0", ["--moe-grouped-gemm"], False)]
+)
+def test_lora_without_experts_is_the_error_of_one_release(
+    release: str, extra: list[str], said: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upstream_errors.installed, "version", lambda name: release)
+    args = ["--lora-target-modules", "linear_qkv", "--num-experts", "8", *extra]
+    sentence = upstream_errors.explain(TypeError("'NoneType' object is not callable"), args)
+    assert bool(sentence and "bab5b9d2" in sentence) is said
+
+
+def test_arguments_that_no_release_of_upstream_knows_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(argparse.ArgumentParser, "error", argparse.ArgumentParser.error)  # put back afterwards
+    program = tmp_path / "posttrain_gpt.py"
+    program.write_text("import argparse\nargparse.ArgumentParser().parse_args()\n")
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    monkeypatch.setattr(sys, "argv", ["rank"])
+    with pytest.raises(SystemExit):
+        worker.run_program(str(program), ["--reward-tokens", "+", "-", "--placeholder-token", "x"])
+    first = read_worker_log(io.BytesIO(capsys.readouterr().err.encode())).first_error
+    assert first and first.startswith(
+        "This script fails on an NPU too: its trainer does not know --reward-tokens, --placeholder-token."
+    )
+    assert upstream_errors.of_a_parser("argument --x: expected one argument") is None
 
 
 def test_fused_communication_without_tensor_parallelism_is_upstreams_error() -> None:
