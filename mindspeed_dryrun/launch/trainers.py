@@ -30,6 +30,11 @@ _PACKAGES = ("transformers", "peft")
 # `wrapped_run_func`: https://gitcode.com/Ascend/MindSpeed-LLM/blob/v26.1.0/mindspeed_llm/core/tensor_parallel/layers.py#L244
 # In v26.0.0 and v26.1.0, and gone from the branches 26.1.0 and master since 11 August 2026; v2.3.0 has no such function.
 _RECOMPUTATION = ("mindspeed_llm/core/tensor_parallel/layers.py", "wrapped_run_func", "ctx")
+# `get_model`: https://gitcode.com/Ascend/MindSpeed-LLM/blob/v2.2.0/mindspeed_llm/tasks/posttrain/lora/qlora.py#L101
+_QLORA = (
+    "--qlora keeps weights on the host until a checkpoint is loaded in 4 bits (bitsandbytes), which a dry run does not do: "
+    "what it counted would be far too low. With --overlap-param-gather it fails on an NPU too (AssertionError)"
+)
 _COLLECTOR = (
     "this MindSpeed-LLM keeps what a recomputed layer saves until Python's garbage collector runs, on an NPU too: the peak "
     "depends on when that is, and grows with microbatches and iterations (--microbatches all comes closer). 2.3.0 and the "
@@ -99,6 +104,8 @@ def _script_trainer(job: Job) -> Trainer:
     problem = f"{' and '.join(missing)} not found: set {CORE_MS} to the folder that holds them" if missing else None
     if job.is_fsdp2:
         problem = problem or fsdp2.problem(job)
+    if job.arguments.has_any(("--qlora", "--qlora-nf4")):
+        problem = problem or _QLORA
     if job.back_end == "mindspore":
         problem = problem or (upstream_errors.broken_tree(folder) or "").rstrip(".") or None
         try:

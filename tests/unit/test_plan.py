@@ -245,6 +245,12 @@ def test_a_tree_whose_scripts_fail_on_an_npu_too_is_told_before_a_rank_starts(tm
     assert "f107818f" not in (choose_trainer(job(tmp_path / "MindSpeed-LLM"), "script").problem or "")
 
 
+def test_weights_that_a_checkpoint_would_bring_are_not_left_out_in_silence(tmp_path: Path) -> None:
+    stack(tmp_path)
+    problem = choose_trainer(job(tmp_path / "MindSpeed-LLM", extra="--qlora"), "script").problem
+    assert problem and "far too low" in problem
+
+
 def test_the_embedded_trainer_takes_over_and_says_why(tmp_path: Path) -> None:
     chosen = choose_trainer(job(tmp_path))
     assert chosen.kind == "embedded" and "neither in" in chosen.notes[0]
