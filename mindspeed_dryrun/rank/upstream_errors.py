@@ -84,6 +84,16 @@ KNOWN = (
         instead="Use the branch 2.2.0 since 13 November 2025 (commit bab5b9d2), or a later release.",
     ),
     UpstreamError(
+        error=r"save_for_backward\(\) only support None and tensor, but got \[",
+        when=("--moe-alltoall-overlap-comm",),
+        until="2.2.0",
+        # mindspore/core/transformer/moe/moe_feature/tp_extend_ep/token_dispatcher.py:365 of v2.2.0_core_r0.12.1 makes an array,
+        # and core/transformer/moe/moe_feature/overlap/token_dispatcher.py:230 saves it.
+        because="in the tag v2.2.0_core_r0.12.1 of MindSpeed the overlapping dispatcher of experts saves an array, which "
+        "MindSpore refuses",
+        instead="Use its branch 2.2.0_core_r0.12.1 since 3 November 2025 (commit 9f23d29c), or a later release.",
+    ),
+    UpstreamError(
         error=r"No module named 'mindspeed_llm\.tasks\.checkpoint\.models'",
         # mindspeed_llm/mindspore/tasks/checkpoint/models.py:11 of master imports it still.
         because="MindSpeed-LLM's commit f107818f removed a module that its own MindSpore adaptor imports at start",

@@ -65,16 +65,27 @@ def test_a_package_that_has_moved_on_is_named_with_its_version(monkeypatch: pyte
     assert upstream_errors.explain(ModuleNotFoundError(f"No module named '{own}'", name=own), []) is None
 
 
+LORA = ["--lora-target-modules", "linear_qkv", "--num-experts", "8"]
+NO_EXPERTS = TypeError("'NoneType' object is not callable")
+ARRAY = RuntimeError("Please check your custom function, that save_for_backward() only support None and tensor, but got [[256")
+
+
 @pytest.mark.parametrize(
-    ("release", "extra", "said"), [("2.2.0", [], True), ("2.3.0", [], False), ("2.2.0", ["--moe-grouped-gemm"], False)]
+    ("error", "args", "release", "commit"),
+    [
+        (NO_EXPERTS, LORA, "2.2.0", "bab5b9d2"),
+        (NO_EXPERTS, LORA, "2.3.0", ""),
+        (NO_EXPERTS, [*LORA, "--moe-grouped-gemm"], "2.2.0", ""),
+        (ARRAY, ["--moe-alltoall-overlap-comm"], "2.2.0", "9f23d29c"),
+        (ARRAY, ["--moe-alltoall-overlap-comm"], "26.1.0", ""),
+    ],
 )
-def test_lora_without_experts_is_the_error_of_one_release(
-    release: str, extra: list[str], said: bool, monkeypatch: pytest.MonkeyPatch
+def test_what_the_tag_of_a_release_got_wrong_is_told_of_that_release_alone(
+    error: Exception, args: list[str], release: str, commit: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(upstream_errors.installed, "version", lambda name: release)
-    args = ["--lora-target-modules", "linear_qkv", "--num-experts", "8", *extra]
-    sentence = upstream_errors.explain(TypeError("'NoneType' object is not callable"), args)
-    assert bool(sentence and "bab5b9d2" in sentence) is said
+    sentence = upstream_errors.explain(error, args) or ""
+    assert (commit in sentence) if commit else not sentence
 
 
 def test_arguments_that_no_release_of_upstream_knows_are_named(
