@@ -23,7 +23,7 @@ from mindspeed_dryrun.errors import DryRunError
 from mindspeed_dryrun.language import message
 from mindspeed_dryrun.launch.releases import MINDSPORE_VERSIONS, RELEASES, TREES
 from mindspeed_dryrun.launch.stack import missing_packages
-from mindspeed_dryrun.rank import installed
+from mindspeed_dryrun.rank import installed, upstream_errors
 
 CORE_MS_VARIABLE = "MINDSPEED_CORE_MS_PATH"
 _LAST_RELEASE = [name for name in RELEASES if name != installed.MASTER][-1]
@@ -116,7 +116,9 @@ def upstream(environ: Mapping[str, str]) -> Iterator[Check]:
         yield Check(name="Upstream release", found="none; the embedded trainer is used", wanted=wanted, state="absent", fix=fetch)
     else:
         release = installed.mindspeed_llm_release(llm) or "unknown"
-        yield Check(name="Upstream release", found=release, wanted=wanted, state="ok" if release in RELEASES else "note")
+        broken = upstream_errors.broken_tree(llm)
+        state = "ok" if release in RELEASES and not broken else "note"
+        yield Check(name="Upstream release", found=release, wanted=wanted, state=state, fix=broken)
     for name, tree in trees.items():
         reference = RELEASES[_release_name(llm)].references[name]
         found = f"{_tree_version(tree) or message('version unknown')}, {tree}" if tree else message("not found")

@@ -133,10 +133,7 @@ def make_plan(job: Job, spec: RunSpec, engine: Engine | None, timeout_s: float =
         length = f"{spec.sample_length} tokens" if spec.sample_length else "the full sequence length; shorter ones need less"
         notes.append(f"samples of variable length (--no-pad-to-seq-lengths) are assumed to have {length} (--sample-length)")
     if job.is_megatron and count < job.microbatches:
-        notes.append(
-            f"{iterations} iterations of {count} microbatches are run (the job has {job.microbatches} in each): "
-            "enough to reach the peak; --microbatches all runs them all"
-        )
+        notes.append(_of_a_short_run(job, iterations, count, chosen.grows))
     return Plan(
         job=job,
         spec=spec,
@@ -148,6 +145,18 @@ def make_plan(job: Job, spec: RunSpec, engine: Engine | None, timeout_s: float =
         patches=tuple(catalogue.compile(extra=[Path(file) for file in spec.patch_files], engine=NAMES[job.back_end])),
         notes=tuple(notes),
         checks=checks,
+    )
+
+
+def _of_a_short_run(job: Job, iterations: int, count: int, grows: bool) -> str:
+    if grows:
+        return message(
+            f"{iterations} iterations of {count} microbatches are run (the job has {job.microbatches} in each): a longer run "
+            "may need more; --microbatches all runs them all"
+        )
+    return message(
+        f"{iterations} iterations of {count} microbatches are run (the job has {job.microbatches} in each): "
+        "enough to reach the peak; --microbatches all runs them all"
     )
 
 

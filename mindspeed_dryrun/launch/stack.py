@@ -94,6 +94,10 @@ def _link(release: Release, source: Path, into: Path, say: Callable[[str], None]
         if not place.exists():
             say(f"Using {source / tree}")
             place.symlink_to(source / tree, target_is_directory=True)
+    # Nothing is ever installed into a folder of the user's: one with gaps is not taken.
+    if (source / PYTHON).is_dir() and not (into / PYTHON).exists() and not missing_packages(source):
+        say(f"Using {source / PYTHON}")
+        (into / PYTHON).symlink_to(source / PYTHON, target_is_directory=True)
 
 
 def _clone(address: str, reference: str, place: Path) -> None:

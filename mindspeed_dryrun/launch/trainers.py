@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import hashlib
 import importlib.util
@@ -26,10 +27,18 @@ CORE_MS = "MINDSPEED_CORE_MS_PATH"
 _PROJECTS = {"MindSpeed": "mindspeed/__init__.py", "Megatron-LM": "megatron/training/__init__.py"}
 _ADAPTERS = ("MSAdapter", "msadapter")
 _PACKAGES = ("transformers", "peft")
-_KEEPS_CTX = "26.0.0"  # checkpoint_forward_wrapper in its core/tensor_parallel/layers.py; neither 2.3.0 nor 26.1.0
+# `wrapped_run_func`: https://gitcode.com/Ascend/MindSpeed-LLM/blob/v26.1.0/mindspeed_llm/core/tensor_parallel/layers.py#L244
+# In v26.0.0 and v26.1.0, and gone from the branches 26.1.0 and master since 11 August 2026; v2.3.0 has no such function.
+_RECOMPUTATION = ("mindspeed_llm/core/tensor_parallel/layers.py", "wrapped_run_func", "ctx")
+# `get_model`: https://gitcode.com/Ascend/MindSpeed-LLM/blob/v2.2.0/mindspeed_llm/tasks/posttrain/lora/qlora.py#L101
+_QLORA = (
+    "--qlora keeps weights on the host until a checkpoint is loaded in 4 bits (bitsandbytes), which a dry run does not do: "
+    "what it counted would be far too low. With --overlap-param-gather it fails on an NPU too (AssertionError)"
+)
 _COLLECTOR = (
-    "MindSpeed-LLM 26.0.0 keeps what a recomputed layer saves until Python's garbage collector runs, on an NPU too: the peak "
-    "depends on when that is, and can be higher than this one. 2.3.0 and 26.1.0 free it at once"
+    "this MindSpeed-LLM keeps what a recomputed layer saves until Python's garbage collector runs, on an NPU too: the peak "
+    "depends on when that is, and grows with microbatches and iterations (--microbatches all comes closer). 2.3.0 and the "
+    "branch 26.1.0 since 11 August 2026 free it at once"
 )
 _NOT_CONFINED = (
     "what its Python code writes outside the record is refused, what its libraries and other programs write is not, "
@@ -47,6 +56,7 @@ class Trainer:
     problem: str | None = None  # why it cannot run here; a plan can still be shown
     notes: tuple[str, ...] = ()
     release: str = ""  # of the MindSpeed-LLM whose place the embedded trainer takes, where it is known
+    grows: bool = False  # a longer run may need more than a short one
 
 
 def choose_trainer(job: Job, wanted: str = "auto") -> Trainer:
@@ -94,7 +104,10 @@ def _script_trainer(job: Job) -> Trainer:
     problem = f"{' and '.join(missing)} not found: set {CORE_MS} to the folder that holds them" if missing else None
     if job.is_fsdp2:
         problem = problem or fsdp2.problem(job)
+    if job.arguments.has_any(("--qlora", "--qlora-nf4")):
+        problem = problem or _QLORA
     if job.back_end == "mindspore":
+        problem = problem or (upstream_errors.broken_tree(folder) or "").rstrip(".") or None
         try:
             path += _find_adapter(job, folder) or engine_path()
         except DryRunError as error:
@@ -105,13 +118,20 @@ def _script_trainer(job: Job) -> Trainer:
     lacking = [name for name in missing_packages(root) if name.split("==")[0] in _PACKAGES]
     if lacking and not problem:
         problem = f"it imports {' and '.join(lacking)}, not installed: pip install {' '.join(lacking)}"
-    return Trainer(kind="script", program=str(program), path=tuple(path), problem=problem, notes=_collector_notes(job, folder))
+    grows = job.arguments.values.get("--recompute-granularity") == ("full",) and _keeps_what_is_recomputed(folder)
+    notes = (_COLLECTOR,) if grows else ()
+    return Trainer(kind="script", program=str(program), path=tuple(path), problem=problem, notes=notes, grows=grows)
 
 
-def _collector_notes(job: Job, folder: Path) -> tuple[str, ...]:
-    """What recomputation keeps too long in 26.0.0: a function that the layer's `ctx` holds, and that holds `ctx`."""
-    full = job.arguments.values.get("--recompute-granularity") == ("full",)
-    return (_COLLECTOR,) if full and installed.mindspeed_llm_release(folder) == _KEEPS_CTX else ()
+def _keeps_what_is_recomputed(tree: Path) -> bool:
+    """Whether a layer's `ctx` holds a function that holds `ctx`: found in the source, because tag and branch differ."""
+    file, function, held = _RECOMPUTATION
+    try:
+        nodes = ast.walk(ast.parse((tree / file).read_text(encoding="utf-8", errors="replace")))
+    except (OSError, SyntaxError):
+        return False
+    functions = (node for node in nodes if isinstance(node, ast.FunctionDef) and node.name == function)
+    return any(isinstance(part, ast.Name) and part.id == held for node in functions for part in ast.walk(node))
 
 
 def _embedded(job: Job) -> Trainer:

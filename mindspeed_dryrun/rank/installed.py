@@ -60,24 +60,28 @@ def version(package: str) -> str | None:
         return None
 
 
-# From 26.0.0 on setup.py says 26.0.0dev0 in every release. A module that came with a release tells it from the one before;
-# the last one came after the last release.
+# What setup.py says in several releases, and a module that came with each of them: the newest first, `master` after the last
+# release. 0.0.1 stands in the tags up to v2.3.0 (their branches say 2.2.0 and 2.3.0), 26.0.0dev0 in all that came later.
 MASTER = "master"
-_LLM_SIGNS = (
-    (MASTER, "features_manager/memory/swap_layer_input.py"),
-    ("26.1.0", "core/models/deepseek4/deepseek4_model.py"),
-)
+_LLM_SIGNS = {
+    "26.0.0dev0": (
+        (MASTER, "features_manager/memory/swap_layer_input.py"),
+        ("26.1.0", "core/models/deepseek4/deepseek4_model.py"),
+    ),
+    "0.0.1": (
+        ("2.3.0", "core/datasets/dataset_preprocess.py"),
+        ("2.2.0", "features_manager/ai_framework/ms_patch_feature.py"),
+    ),
+}
 
 
 def mindspeed_llm_release(tree: Path) -> str | None:
     """The release of a tree of MindSpeed-LLM: what setup.py says, or what the tree holds where setup.py does not tell."""
     said = _assigned_version(tree / "setup.py")
-    if said is None or "dev" not in said:
-        return said
-    for release, module in _LLM_SIGNS:
+    for release, module in _LLM_SIGNS.get(said or "", ()):
         if (tree / "mindspeed_llm" / module).is_file():
             return release
-    return said.partition("dev")[0]
+    return said and said.partition("dev")[0]
 
 
 def _megatron_version() -> str | None:

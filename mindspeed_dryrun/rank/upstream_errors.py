@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from mindspeed_dryrun.megatron.arguments import Arguments
 from mindspeed_dryrun.rank import installed
@@ -19,16 +20,19 @@ from mindspeed_dryrun.rank.patch_calls import Called
 class UpstreamError:
     """`error` is searched in the text of the exception; `when` are conditions on the trainer's flags (`patch_calls.py`).
 
-    With `since`, the first release of MindSpeed-LLM that fails so with `flags`, the error is known before a run.
+    With `since`, the first release of MindSpeed-LLM that fails so with `flags`, the error is known before a run. After
+    `until` it is another error.
     """
 
     error: str
     when: tuple[str, ...] = ()
     since: str = ""
+    until: str = ""
     flags: str = ""
     because: str
     add: str = ""  # the flag that helps, where one does
     instead: str = ""  # what to do where none does
+    tree: tuple[str, ...] = ()  # a file of MindSpeed-LLM and one that it imports: if only the first is there, known before a run
 
 
 KNOWN = (
@@ -72,10 +76,29 @@ KNOWN = (
         instead="Leave out --use-ascend-mc2, or set --tensor-model-parallel-size above 1.",
     ),
     UpstreamError(
+        error=r"'NoneType' object is not callable",
+        when=("--lora-target-modules --num-experts !--moe-grouped-gemm",),
+        until="2.2.0",
+        # core/transformer/moe/moe_layer.py:233 of v2.2.0 has no `else`; commit bab5b9d2 of the branch 2.2.0 adds it.
+        because="in the tag v2.2.0 of MindSpeed-LLM LoRA of a mixture builds no experts without --moe-grouped-gemm",
+        instead="Use the branch 2.2.0 since 13 November 2025 (commit bab5b9d2), or a later release.",
+    ),
+    UpstreamError(
+        error=r"save_for_backward\(\) only support None and tensor, but got \[",
+        when=("--moe-alltoall-overlap-comm",),
+        until="2.2.0",
+        # mindspore/core/transformer/moe/moe_feature/tp_extend_ep/token_dispatcher.py:365 of v2.2.0_core_r0.12.1 makes an array,
+        # and core/transformer/moe/moe_feature/overlap/token_dispatcher.py:230 saves it.
+        because="in the tag v2.2.0_core_r0.12.1 of MindSpeed the overlapping dispatcher of experts saves an array, which "
+        "MindSpore refuses",
+        instead="Use its branch 2.2.0_core_r0.12.1 since 3 November 2025 (commit 9f23d29c), or a later release.",
+    ),
+    UpstreamError(
         error=r"No module named 'mindspeed_llm\.tasks\.checkpoint\.models'",
         # mindspeed_llm/mindspore/tasks/checkpoint/models.py:11 of master imports it still.
         because="MindSpeed-LLM's commit f107818f removed a module that its own MindSpore adaptor imports at start",
         instead="Use a release (26.1.0), or a commit before or after that has both or neither.",
+        tree=("mindspeed_llm/mindspore/tasks/checkpoint/models.py", "mindspeed_llm/tasks/checkpoint/models.py"),
     ),
 )
 _CANN_OPERATORS = "cann_ops_transformer"  # mindspeed_llm/ops/npu_mhc.py, npu_sparse_flash_mla.py of 26.1.0
@@ -95,15 +118,34 @@ def foreseen(args: Sequence[str], release: str) -> tuple[str, ...]:
     )
 
 
+def broken_tree(tree: Path) -> str | None:
+    """What stops every script on MindSpore in this tree of MindSpeed-LLM, before a rank is started for it."""
+    for known in KNOWN:
+        if known.tree and (tree / known.tree[0]).is_file() and not (tree / known.tree[1]).is_file():
+            return f"No script of this MindSpeed-LLM runs on MindSpore, nor on an NPU: {known.because}. {_remedy(known)}"
+    return None
+
+
 def _remedy(known: UpstreamError) -> str:
     return f"Add it to the command: -- {known.add}" if known.add else known.instead
+
+
+def of_a_parser(error: str) -> str | None:
+    """The same of what argparse says of arguments that no part of upstream declares."""
+    _, found, words = error.partition("unrecognized arguments: ")
+    flags = [word for word in words.split() if word.startswith("--")]
+    if not found or not flags:
+        return None
+    names = ", ".join(flags)
+    return f"This script fails on an NPU too: its trainer does not know {names}. Use a release that does, or leave it out."
 
 
 def explain(error: BaseException, args: Sequence[str]) -> str | None:
     """A sentence for the person at the keyboard, or None where the error is not one of these."""
     text, arguments = str(error), Arguments(tuple(args))
     for known in KNOWN:
-        if re.search(known.error, text) and (not known.when or Called(known.when).asked_for(arguments)):
+        later = known.until and installed.number(installed.version("mindspeed_llm") or "") > installed.number(known.until)
+        if re.search(known.error, text) and not later and (not known.when or Called(known.when).asked_for(arguments)):
             return f"This script fails on an NPU too: {known.because}. {_remedy(known)}"
     if isinstance(error, RuntimeError) and "Permission denied" in text and kernel_confines():
         # torch.save opens its file in C++, where Python's own refusal (`confinement.py`) is not asked.

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import runpy
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from mindspeed_dryrun.errors import DryRunError
 from mindspeed_dryrun.rank import activation as config
@@ -100,6 +101,14 @@ def patches_for(activation: config.Activation) -> list[dict[str, Any]]:
 def run_program(program: str, arguments: Sequence[str]) -> None:
     """As `python PROGRAM ARGUMENTS` or `python -m PROGRAM ARGUMENTS` would."""
     sys.argv = [program, *arguments]
+    original = argparse.ArgumentParser.error
+
+    def error(parser: argparse.ArgumentParser, message: str) -> NoReturn:
+        if sentence := upstream_errors.of_a_parser(message):
+            say_error(sentence)
+        original(parser, message)
+
+    argparse.ArgumentParser.error = error  # type: ignore[assignment, method-assign]
     try:
         if program.endswith(".py"):
             sys.path[0] = str(Path(program).absolute().parent)  # where `python -m` has the working directory

@@ -103,17 +103,31 @@ def _unknown_workspace(results: Iterable[Mapping[str, Any]]) -> list[str]:
 
 
 def _collected(results: Mapping[int, Mapping[str, Any]]) -> list[str]:
-    """What upstream built and dropped, and only Python's collector frees: it may still be there when a real run begins."""
-    sizes = {rank: size for rank, result in results.items() if isinstance(size := result.get("collected_mb"), int)}
-    if not sizes:
-        return []
-    ranks, most = _ranks(sorted(sizes)), max(sizes.values())
-    return [
-        message(
-            f"the trainer builds up to {most}M that it drops again ({ranks}). Python's garbage collector frees it, here before "
-            f"the first iteration: until it does so in a real run, the peak may be that much higher"
+    """What upstream dropped and only Python's collector frees: before the first iteration, and in the iterations."""
+    notes = []
+    if found := _most(results, "collected_mb"):
+        most, ranks = found
+        notes.append(
+            message(
+                f"the trainer builds up to {most}M that it drops again ({ranks}). Python's garbage collector frees it, here "
+                f"before the first iteration: until it does so in a real run, the peak may be that much higher"
+            )
         )
-    ]
+    if found := _most(results, "uncollected_mb"):
+        most, ranks = found
+        notes.append(
+            message(
+                f"the used peak is too LOW for a long run: at the end of this short one up to {most}M wait for Python's garbage "
+                f"collector ({ranks}), and every iteration adds to them until it runs"
+            )
+        )
+    return notes
+
+
+def _most(results: Mapping[int, Mapping[str, Any]], name: str) -> tuple[int, str] | None:
+    """The largest figure that ranks gave under this name, and which ranks gave one."""
+    sizes = {rank: size for rank, result in results.items() if isinstance(size := result.get(name), int)}
+    return (max(sizes.values()), _ranks(sorted(sizes))) if sizes else None
 
 
 def _near_the_peak(results: Iterable[Mapping[str, Any]]) -> str:

@@ -38,3 +38,16 @@ def test_what_the_trainer_has_dropped_is_freed_and_told(mocker: MockerFixture, s
         gc.enable()
     assert device.allocated == 5 << 30 and collector.told() == told
     assert gc.get_freeze_count() == 0
+
+
+def test_what_the_iterations_leave_to_the_collector_is_told(mocker: MockerFixture) -> None:
+    device = SimpleNamespace(allocated=5 << 30)
+    mocker.patch.object(collector, "_waiting", 0)
+    mocker.patch.object(collector, "rank_engine", lambda: SimpleNamespace(allocated=lambda: device.allocated))
+    gc.disable()
+    try:
+        Experts(device, 64 << 20)
+        collector.look()
+    finally:
+        gc.enable()
+    assert device.allocated == 5 << 30 and collector.told() == {"uncollected_mb": 64}

@@ -79,6 +79,13 @@ def test_what_a_base_may_have_is_not_called_missing(tmp_path: Path) -> None:
             {"core__models__deepseek4__deepseek4_model": "", "features_manager__memory__swap_layer_input": ""},
             "master",
         ),
+        ("__version__ = '0.0.1'", {}, "0.0.1"),
+        ("__version__ = '0.0.1'", {"features_manager__ai_framework__ms_patch_feature": ""}, "2.2.0"),
+        (
+            "__version__ = '0.0.1'",
+            {"features_manager__ai_framework__ms_patch_feature": "", "core__datasets__dataset_preprocess": ""},
+            "2.3.0",
+        ),
     ],
 )
 def test_a_tree_tells_its_release(tmp_path: Path, setup: str, modules: dict[str, str], release: str) -> None:

@@ -206,17 +206,49 @@ def test_the_scripts_own_trainer_is_found(tmp_path: Path, monkeypatch: pytest.Mo
     assert choose_trainer(job("/elsewhere")).program == str(tmp_path / "MindSpeed-LLM/pretrain_gpt.py")
 
 
-@pytest.mark.parametrize(("release", "extra", "said"), [
-    ("26.0.0", "--recompute-granularity full --recompute-method uniform", True), ("26.0.0", "--recompute-granularity selective", False),
-    ("2.3.0", "--recompute-granularity full --recompute-method uniform", False),
+HOLDS, FREES = "for kind in ctx.kinds: ...", "for kind in kinds: ..."
+
+
+@pytest.mark.parametrize(("body", "extra", "said"), [
+    (HOLDS, "--recompute-granularity full --recompute-method uniform", True), (HOLDS, "--recompute-granularity selective", False),
+    (FREES, "--recompute-granularity full --recompute-method uniform", False), (None, "--recompute-granularity full --recompute-method uniform", False),
 ])  # fmt: skip
-def test_a_release_that_leaves_recomputed_layers_to_the_garbage_collector_is_told(
-    tmp_path: Path, release: str, extra: str, said: bool
+def test_a_tree_that_leaves_recomputed_layers_to_the_garbage_collector_is_told(
+    tmp_path: Path, body: str | None, extra: str, said: bool
 ) -> None:
     stack(tmp_path)
-    (tmp_path / "MindSpeed-LLM" / "setup.py").write_text(f"__version__ = '{release}'\n")
-    notes = choose_trainer(job(tmp_path / "MindSpeed-LLM", extra=extra), "script").notes
-    assert any("garbage collector" in note for note in notes) is said
+    layers = tmp_path / "MindSpeed-LLM" / "mindspeed_llm" / "core" / "tensor_parallel" / "layers.py"
+    layers.parent.mkdir(parents=True)
+    if body:
+        layers.write_text(f"def forward(ctx, kinds):\n    def wrapped_run_func(*args):\n        {body}\n")
+    found = job(tmp_path / "MindSpeed-LLM", extra=extra + " --global-batch-size 64")
+    chosen = choose_trainer(found, "script")
+    assert any("garbage collector" in note for note in chosen.notes) is said is chosen.grows
+    notes = make_plan(found, RunSpec(trainer="script"), None).notes
+    assert any("a longer run may need more" in note for note in notes) is said
+
+
+def test_a_tree_whose_scripts_fail_on_an_npu_too_is_told_before_a_rank_starts(tmp_path: Path) -> None:
+    stack(tmp_path)
+    ours, theirs = (
+        tmp_path / "MindSpeed-LLM" / "mindspeed_llm" / folder / "tasks" / "checkpoint" / "models.py"
+        for folder in ("mindspore", ".")
+    )
+    ours.parent.mkdir(parents=True)
+    ours.touch()
+    problem = choose_trainer(job(tmp_path / "MindSpeed-LLM"), "script").problem
+    assert problem and "f107818f" in problem and "nor on an NPU" in problem
+    instead = choose_trainer(job(tmp_path / "MindSpeed-LLM"))
+    assert instead.kind == "embedded" and "f107818f" in instead.notes[0]
+    theirs.parent.mkdir(parents=True)
+    theirs.touch()
+    assert "f107818f" not in (choose_trainer(job(tmp_path / "MindSpeed-LLM"), "script").problem or "")
+
+
+def test_weights_that_a_checkpoint_would_bring_are_not_left_out_in_silence(tmp_path: Path) -> None:
+    stack(tmp_path)
+    problem = choose_trainer(job(tmp_path / "MindSpeed-LLM", extra="--qlora"), "script").problem
+    assert problem and "far too low" in problem
 
 
 def test_the_embedded_trainer_takes_over_and_says_why(tmp_path: Path) -> None:

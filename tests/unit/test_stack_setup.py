@@ -20,7 +20,7 @@ def git(folder: Path, *words: str) -> None:
 
 @pytest.fixture
 def upstream(tmp_path: Path) -> Path:
-    """Three repositories with the branches of 2.3.0."""
+    """Three repositories with the tags of 2.3.0."""
     for tree, reference in releases.named("2.3.0").references.items():
         folder = tmp_path / "upstream" / tree
         (folder / releases.TREES[tree]).mkdir(parents=True)
@@ -54,7 +54,7 @@ def test_trees_are_cloned_at_their_tags(upstream: Path, tmp_path: Path, installe
 
 
 def test_a_tag_that_is_not_there_is_an_error_and_leaves_nothing(upstream: Path, tmp_path: Path) -> None:
-    with pytest.raises(DryRunError, match=r"Could not clone .*MindSpeed-LLM at 26\.1\.0"):
+    with pytest.raises(DryRunError, match=r"Could not clone .*MindSpeed-LLM at v26\.1\.0"):
         stack.prepare(releases.named("26.1.0"), tmp_path / "stack", base_url=upstream.as_uri(), say=lambda text: None)
     assert not (tmp_path / "stack" / "MindSpeed-LLM").exists()
 
@@ -67,6 +67,17 @@ def test_trees_that_are_there_are_used_in_place(upstream: Path, tmp_path: Path) 
         stack.prepare(releases.named("26.1.0"), tmp_path / "other", source=upstream)
     with pytest.raises(UsageError, match="has no MindSpeed-LLM"):
         prepared(upstream, tmp_path / "third", source=tmp_path)
+
+
+@pytest.mark.parametrize("missing", [[], ["networkx"]])
+def test_packages_that_are_there_are_used_in_place_and_never_added_to(
+    upstream: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, installed: list[tuple[Path, list[str]]], missing: list[str]
+) -> None:
+    (upstream / stack.PYTHON).mkdir()
+    monkeypatch.setattr(stack, "missing_packages", lambda folder: missing)
+    into = prepared(upstream, tmp_path / "stack", source=upstream)
+    assert (into / stack.PYTHON).is_symlink() is not bool(missing)
+    assert installed == ([(into / stack.PYTHON, missing)] if missing else [])
 
 
 def test_pytorch_is_never_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -115,6 +115,14 @@ def test_what_only_the_garbage_collector_frees_is_told(tmp_path: Path) -> None:
     assert len(notes) == 1 and "up to 192M" in notes[0] and "(rank 1)" in notes[0]
 
 
+def test_what_waits_for_the_garbage_collector_at_the_end_makes_the_peak_too_low(tmp_path: Path) -> None:
+    record = a_record(tmp_path, ((0, (0,)), (1, (1,))), job=job("a.sh", 2, Parallel(), "script"))
+    put(record, rank(0), uncollected_mb=39216)
+    put(record, rank(1))
+    (note,) = [note for note in build_report(tmp_path).notes if "too LOW" in note]
+    assert "up to 39216M wait" in note and "(rank 0)" in note
+
+
 def test_a_report_from_the_record_alone(tmp_path: Path) -> None:
     record = a_record(
         tmp_path,

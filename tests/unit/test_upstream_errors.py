@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import io
 import sys
 from pathlib import Path
@@ -62,6 +63,46 @@ def test_a_package_that_has_moved_on_is_named_with_its_version(monkeypatch: pyte
     assert said and said.startswith(f"The script imports {gone}, which peft 0.21.2 does not have.")
     own = "mindspeed_llm.core.gone"
     assert upstream_errors.explain(ModuleNotFoundError(f"No module named '{own}'", name=own), []) is None
+
+
+LORA = ["--lora-target-modules", "linear_qkv", "--num-experts", "8"]
+NO_EXPERTS = TypeError("'NoneType' object is not callable")
+ARRAY = RuntimeError("Please check your custom function, that save_for_backward() only support None and tensor, but got [[256")
+
+
+@pytest.mark.parametrize(
+    ("error", "args", "release", "commit"),
+    [
+        (NO_EXPERTS, LORA, "2.2.0", "bab5b9d2"),
+        (NO_EXPERTS, LORA, "2.3.0", ""),
+        (NO_EXPERTS, [*LORA, "--moe-grouped-gemm"], "2.2.0", ""),
+        (ARRAY, ["--moe-alltoall-overlap-comm"], "2.2.0", "9f23d29c"),
+        (ARRAY, ["--moe-alltoall-overlap-comm"], "26.1.0", ""),
+    ],
+)
+def test_what_the_tag_of_a_release_got_wrong_is_told_of_that_release_alone(
+    error: Exception, args: list[str], release: str, commit: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upstream_errors.installed, "version", lambda name: release)
+    sentence = upstream_errors.explain(error, args) or ""
+    assert (commit in sentence) if commit else not sentence
+
+
+def test_arguments_that_no_release_of_upstream_knows_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(argparse.ArgumentParser, "error", argparse.ArgumentParser.error)  # put back afterwards
+    program = tmp_path / "posttrain_gpt.py"
+    program.write_text("import argparse\nargparse.ArgumentParser().parse_args()\n")
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    monkeypatch.setattr(sys, "argv", ["rank"])
+    with pytest.raises(SystemExit):
+        worker.run_program(str(program), ["--reward-tokens", "+", "-", "--placeholder-token", "x"])
+    first = read_worker_log(io.BytesIO(capsys.readouterr().err.encode())).first_error
+    assert first and first.startswith(
+        "This script fails on an NPU too: its trainer does not know --reward-tokens, --placeholder-token."
+    )
+    assert upstream_errors.of_a_parser("argument --x: expected one argument") is None
 
 
 def test_fused_communication_without_tensor_parallelism_is_upstreams_error() -> None:

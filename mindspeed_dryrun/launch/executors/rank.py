@@ -40,6 +40,7 @@ _TOLD = (
     "workspace_room",
     "kernels_not_run",
     "collected_mb",
+    "uncollected_mb",
 )  # what a rank says of itself at the end
 _CRASHES = {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE}
 

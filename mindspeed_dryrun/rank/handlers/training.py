@@ -74,6 +74,8 @@ def train_step(original: Callable[..., Any]) -> Callable[..., Any]:
         result = original(*args, **kwargs)
         finished += 1
         progress.iteration(finished, config.current().iterations)
+        if finished == config.current().iterations:
+            collector.look()
         return result
 
     return call
