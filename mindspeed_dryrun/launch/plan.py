@@ -161,7 +161,7 @@ def _sample_notes(job: Job, spec: RunSpec) -> list[str]:
         ]
     return [
         f"samples are not padded (--no-pad-to-seq-lengths), and each is counted with the full {job.seq_length} tokens: the peak "
-        "is too HIGH, perhaps by far, if the data has no sample that long. --sample-length N counts them with N, the longest's length"
+        "is too HIGH, perhaps by far, if no sample is that long. --sample-length N counts them with N, the longest's length"
     ]
 
 
