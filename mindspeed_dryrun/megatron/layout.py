@@ -178,8 +178,8 @@ def _virtual_stages(arguments: Arguments, pp: int) -> int | None:
     if arguments.text("--schedules-method") == "dualpipev":
         return 2
     if arguments.has("--pipeline-model-parallel-layout"):
-        chunks = len(_drawn(arguments)) // pp
-        return chunks if chunks > 1 else None
+        parts = len(_drawn(arguments)) // pp
+        return parts if parts > 1 else None
     each = arguments.number("--num-layers-per-virtual-pipeline-stage")
     chunks = arguments.number("--num-virtual-stages-per-pipeline-rank")
     if each is None and chunks is None:
