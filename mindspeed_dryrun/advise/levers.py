@@ -296,7 +296,8 @@ def _with_layout(job: Job, parts: _Parts, stage: int, new: Parallel) -> float | 
 
 def _uneven_split(job: Job, parts: _Parts, stage: int, ranks: Sequence[RankReport]) -> _Change | None:
     pp = job.parallel.pp
-    if pp == 1 or job.parallel.vpp or job.arguments.has("--num-layer-list") or not parts.layer_weight:
+    listed = job.arguments.has_any(("--num-layer-list", "--pipeline-model-parallel-layout"))
+    if pp == 1 or job.parallel.vpp or listed or not parts.layer_weight:
         return None
     peaks: dict[int, int] = {}
     for rank in ranks:

@@ -129,9 +129,7 @@ def make_plan(job: Job, spec: RunSpec, engine: Engine | None, timeout_s: float =
         for item in classes
     )
     notes = [*(engine.notes if engine else ()), *job.notes, *chosen.notes, *input_notes]
-    if job.arguments.has("--no-pad-to-seq-lengths"):
-        length = f"{spec.sample_length} tokens" if spec.sample_length else "the full sequence length; shorter ones need less"
-        notes.append(f"samples of variable length (--no-pad-to-seq-lengths) are assumed to have {length} (--sample-length)")
+    notes += _sample_notes(job, spec)
     if job.is_megatron and count < job.microbatches:
         notes.append(_of_a_short_run(job, iterations, count, chosen.grows))
     return Plan(
@@ -158,6 +156,22 @@ def _of_a_short_run(job: Job, iterations: int, count: int, grows: bool) -> str:
         f"{iterations} iterations of {count} microbatches are run (the job has {job.microbatches} in each): "
         "enough to reach the peak; --microbatches all runs them all"
     )
+
+
+def _sample_notes(job: Job, spec: RunSpec) -> list[str]:
+    """Which way the peak errs where samples are neither padded to the sequence length nor packed."""
+    packed = any(job.arguments.has(flag) for flag in ("--neat-pack", "--reset-position-ids", "--reset-attention-mask"))
+    if packed or not job.arguments.has("--no-pad-to-seq-lengths"):
+        return []
+    if spec.sample_length:
+        return [
+            f"samples are not padded (--no-pad-to-seq-lengths), and each is counted with {spec.sample_length} tokens "
+            "(--sample-length): the peak is too LOW for a batch with a longer one"
+        ]
+    return [
+        f"samples are not padded (--no-pad-to-seq-lengths), and each is counted with the full {job.seq_length} tokens: the peak "
+        "is too HIGH, perhaps by far, if no sample is that long. --sample-length N counts them with N, the longest's length"
+    ]
 
 
 def choose_ranks(job: Job, ranks: str) -> tuple[RankClass, ...]:

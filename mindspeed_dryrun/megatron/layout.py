@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -169,6 +170,9 @@ def _virtual_stages(arguments: Arguments, pp: int) -> int | None:
     # `num_virtual_stages_per_pipeline_rank`: https://github.com/NVIDIA/Megatron-LM/blob/core_v0.12.1/megatron/training/arguments.py#L429
     if arguments.text("--schedules-method") == "dualpipev":
         return 2
+    if arguments.has("--pipeline-model-parallel-layout"):
+        parts = len(_drawn(arguments)) // pp
+        return parts if parts > 1 else None
     each = arguments.number("--num-layers-per-virtual-pipeline-stage")
     chunks = arguments.number("--num-virtual-stages-per-pipeline-rank")
     if each is None and chunks is None:
@@ -202,7 +206,10 @@ def _stages(arguments: Arguments, pp: int, vpp: int | None, noop: frozenset[int]
     chunks, layers = vpp or 1, arguments.positive("--num-layers", 1)
     # `num_layer_list`: https://gitcode.com/Ascend/MindSpeed-LLM/blob/v2.2.0/mindspeed_llm/features_manager/pipeline_parallel/num_layer_list.py#L20
     listed = arguments.has("--num-layer-list") and not noop  # no-op layers switch the list off
-    counts = _listed(arguments, pp, vpp, layers) if listed else _even_or_ends(arguments, pp, chunks, layers)
+    if arguments.has("--pipeline-model-parallel-layout"):
+        counts = _by_drawing(arguments, pp, chunks, layers)
+    else:
+        counts = _listed(arguments, pp, vpp, layers) if listed else _even_or_ends(arguments, pp, chunks, layers)
     order = [(stage, chunk) for chunk in range(chunks) for stage in range(pp)]
     # `generate_dualpipev_schedule`: https://gitcode.com/Ascend/MindSpeed/blob/v2.2.0_core_r0.12.1/mindspeed/core/pipeline_parallel/dualpipev/dualpipev_schedules.py#L310
     if arguments.text("--schedules-method") == "dualpipev":  # the second chunk runs back: a V
@@ -227,6 +234,25 @@ def _listed(arguments: Arguments, pp: int, vpp: int | None, layers: int) -> list
     if vpp:
         raise UsageError("--num-layer-list and virtual pipeline stages (VPP) exclude each other.")
     return [[count] for count in counts]
+
+
+def _drawn(arguments: Arguments) -> list[str]:
+    """The parts of `--pipeline-model-parallel-layout` in the order of their layers: `Et*2|(t|)*2tmL` is Ett, t, t, tmL."""
+    # `parse_str_to_list`: https://gitcode.com/Ascend/MindSpeed/blob/master/mindspeed/core/pipeline_parallel/pipeline_model_parallel_layout/layout.py#L276
+    text = (arguments.text("--pipeline-model-parallel-layout") or "").replace(",", "")
+    for repeated in (r"\(([^)]+)\)\*(\d+)", r"(.)\*(\d+)"):
+        text = re.sub(repeated, lambda found: found[1] * int(found[2]), text)
+    return text.split("|")
+
+
+def _by_drawing(arguments: Arguments, pp: int, chunks: int, layers: int) -> list[list[int]]:
+    parts, text = _drawn(arguments), arguments.text("--pipeline-model-parallel-layout")
+    if len(parts) != pp * chunks:
+        raise UsageError(f"--pipeline-model-parallel-layout {text} has {len(parts)} parts, not a multiple of PP {pp}.")
+    drawn = sum(part.count("t") for part in parts)
+    if drawn != layers:
+        raise UsageError(f"--pipeline-model-parallel-layout {text} has {drawn} layers and --num-layers is {layers}.")
+    return [[parts[chunk * pp + stage].count("t") for chunk in range(chunks)] for stage in range(pp)]
 
 
 def _accounted(arguments: Arguments) -> tuple[int, int]:

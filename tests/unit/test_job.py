@@ -49,6 +49,15 @@ def test_num_layer_list() -> None:
     assert [len(stage[0]) for stage in found.stage_layers] == [6, 7, 8, 7]
 
 
+def test_a_drawn_pipeline_is_read_as_it_is_drawn() -> None:
+    found = job(2, "--pipeline-model-parallel-size 2 --pipeline-model-parallel-layout Et*7|(t|)*1,t*12|t*8mL")
+    assert found.parallel.vpp == 2
+    assert [[len(chunk) for chunk in stage] for stage in found.stage_layers] == [[7, 12], [1, 8]]
+    assert found.stage_layers[1] == ((7,), tuple(range(20, 28)))
+    flat = job(2, "--pipeline-model-parallel-size 2 --pipeline-model-parallel-layout Et*13|t*15L")
+    assert flat.parallel.vpp is None and [len(stage[0]) for stage in flat.stage_layers] == [13, 15]
+
+
 @pytest.mark.parametrize(
     ("world", "extra", "sentences"),
     [
@@ -63,6 +72,8 @@ def test_num_layer_list() -> None:
         (2, "--tensor-model-parallel-size 2 --num-query-groups 3", ["3 query groups", "TP 2"]),
         (4, "--pipeline-model-parallel-size 4 --num-layer-list 7,7,14", ["3 stages", "PP is 4"]),
         (4, "--pipeline-model-parallel-size 4 --num-layer-list 7,7,7,8", ["29 layers", "28"]),
+        (4, "--pipeline-model-parallel-size 4 --pipeline-model-parallel-layout Et*9|t*10|t*9L", ["3 parts", "PP 4"]),
+        (2, "--pipeline-model-parallel-size 2 --pipeline-model-parallel-layout Et*9|t*9L", ["18 layers", "28"]),
         (4, "--pipeline-model-parallel-size 4 --layerwise-disaggregated-training", ["several torchrun calls"]),
         (8, "--noop-layers 30", ["layer 30", "0 to 27"]),
         (8, "--num-layers-per-virtual-pipeline-stage 2", ["need a pipeline"]),

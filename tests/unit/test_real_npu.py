@@ -6,7 +6,7 @@ import dataclasses
 import json
 from pathlib import Path
 
-from real_npu import WHY, RealRank, collect, find_scripts, kept, margin, markdown, read_jobs
+from real_npu import BLIND, WHY, RealRank, collect, find_scripts, kept, margin, markdown, read_jobs, without_known
 
 from mindspeed_dryrun.engines.torch_npu.margin import margin_sentence
 
@@ -66,6 +66,17 @@ def test_the_table_has_every_rank_and_the_margin_only_those_that_ran() -> None:
     found = margin([*ranks, dataclasses.replace(ranks[0], current=False)])
     assert found["current"] == {"jobs": 1, "ranks": 2, "lowest_percent": -10.0, "highest_percent": -0.5, "within_1_percent": 1}
     assert found["older"]["ranks"] == 1
+
+
+def test_what_the_engine_was_not_developed_against_has_a_table_of_its_own(tmp_path: Path) -> None:
+    known, every = tmp_path / "known.csv", tmp_path / "all.csv"
+    known.write_text(HEADER + "qwen,0,200.0,100.0,tests/qwen.sh,26.1.0\n")
+    every.write_text(HEADER + "qwen,0,200.04,100.01,,26.1.0\nqwen,1,210.0,100.0,,26.1.0\nglm,0,200.0,100.0,,26.1.0\n")
+    found = [one for job in without_known(read_jobs(every), read_jobs(known)) for one in job.ranks]
+    assert [(one.job, one.rank, one.blind) for one in found] == [("qwen", 1, True), ("glm", 0, True)]
+    text = markdown([rank(0), *found], "torch_npu X")
+    assert text.index("| qwen | 26.1.0 | 0 |") < text.index(BLIND) < text.index("| glm | 26.1.0 | 0 |")
+    assert BLIND not in markdown([rank(0)], "torch_npu X")
 
 
 def test_what_people_wrote_stays_when_the_page_is_written_again(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import types
 from types import SimpleNamespace
@@ -27,11 +28,53 @@ def test_an_engine_may_replace_a_shared_patch() -> None:
     assert "mindspeed-llm-do-train" in by_engine["torch_npu"] and "msadapter-device-count" not in by_engine["torch_npu"]
 
 
-def test_operators_in_place_do_nothing_and_unknown_ones_stop_the_rank() -> None:
+class Half:
+    """A tensor of 2-byte elements that notes what is taken for a moment beside it."""
+
+    def __init__(self, *shape: int) -> None:
+        self.shape, self.taken = shape, []  # type: tuple[int, ...], list[int | str]
+
+    def dim(self) -> int:
+        return len(self.shape)
+
+    def size(self, axis: int) -> int:
+        return self.shape[axis]
+
+    def numel(self) -> int:
+        return math.prod(self.shape)
+
+    def element_size(self) -> int:
+        return 2
+
+    def contiguous(self) -> None:
+        self.taken.append("copy")
+
+    def new_empty(self, size: int, dtype: Any) -> None:
+        self.taken.append(size)
+
+
+def test_operators_in_place_take_what_they_need_and_unknown_ones_stop_the_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(uint8=None))  # type: ignore[arg-type]
     operators = atb.load(lambda self: None)(object())
-    assert operators.npu_matmul_add_fp32(1, 2, 3) is None
+    narrow, wide, total = Half(4096, 32000), Half(4096, 152064), Half(1, 1)
+    operators.npu_matmul_add_fp32(narrow, Half(4096, 1024), total)
+    assert narrow.taken == ["copy"] == total.taken
+    operators.npu_matmul_add_fp32(wide, Half(4096, 1024), total)
+    assert wide.taken == ["copy", 4096 * 152064 * 2]
     with pytest.raises(DryRunError, match="rms_norm of NNAL"):
         operators.rms_norm(1)
+
+
+@pytest.mark.parametrize(
+    ("x", "weight", "expected"),
+    [
+        (Half(512, 4096), Half(2752, 4096), 0),  # transposed, and all rows begin at 512 bytes
+        (Half(4096, 1376), Half(4096, 1376), (4096 + 4096) * 1536 * 2),
+        (Half(512, 4096), Half(4096, 1376), 4096 * 1536 * 2),  # as it lies
+    ],
+)
+def test_products_fused_with_a_collective_copy_operands_with_uneven_rows(x: Half, weight: Half, expected: int) -> None:
+    assert atb.fused_with_collective(x, weight, None) == expected
 
 
 def test_a_method_of_a_c_class_is_replaced_in_the_class_above_it() -> None:

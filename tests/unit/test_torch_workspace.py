@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterator
 
 import pytest
 
-from mindspeed_dryrun.rank.torch_npu import gradients, inner_tensors, objects, products
+from mindspeed_dryrun.rank.torch_npu import attention, gradients, inner_tensors, objects, products, workspace
 from mindspeed_dryrun.rank.torch_npu.objects import BFLOAT16, FLOAT32, INT64, TensorOnDevice
 
 MB = 2**20
@@ -100,10 +101,49 @@ def test_strided_and_mixed_operands_are_copied_first() -> None:
     assert mixed == 20 * MB + 8 * MB + PADDED
 
 
+def layout(name: str) -> int:
+    _kept.append(ctypes.create_string_buffer(name.encode()))
+    return ctypes.addressof(_kept[-1])
+
+
+_kept: list[ctypes.Array[ctypes.c_char]] = []
+
+
+def attention_call(queries: int, keys: int, heads: int, groups: int, gradient: bool = False, name: str = "SBH") -> int:
+    """One call with heads of 128, a mask, and nothing packed."""
+    q, k, v = (tensor(length, 1, count * 128) for length, count in ((queries, heads), (keys, groups), (keys, groups)))
+    before, rest = (10, attention.backward) if gradient else (5, attention.forward)
+    return int(rest(q, k, v, *[0] * before, 1.0, 1.0, 0, 0, heads, layout(name), 0, 2, 0, 0, 0, 0))
+
+
+def test_attention_keeps_the_scores_of_each_vector_core() -> None:
+    a_core = 2 * 4 * 8 * 128 * 128 + 4 * 4 * 128 * 128  # eight blocks of scores, twice, and four of results, in float32
+    assert attention_call(4096, 4096, 32, 8) == 16 * MB + 48 * a_core
+    assert attention_call(2048, 2048, 1, 1) == 16 * MB + 48 * a_core // 2  # too few blocks of 128 rows for all cores
+    assert attention_call(4096, 4000, 32, 8) == 16 * MB + 48 * (3 * 4 * 8 * 128 * 128 + 4 * 4 * 128 * 128)  # 4000 % 64
+    assert attention_call(4096, 1024, 32, 8) == 0  # another tiling
+
+
+def test_wide_heads_share_a_cube_core() -> None:
+    call = attention.Call(1, 32, 1, 4096, 4096, 192, 128, 32 * 4096, 0, "SBH", BFLOAT16)
+    assert attention.forward_size(call) == 16 * MB + 24 * (3 * 4 * 8 * 256 * 128 + 4 * 4 * 256 * 128)
+
+
 def test_attention_adds_up_its_gradients_in_float32() -> None:
-    dq, dk, dv = tensor(4096, 1, 4096), tensor(4096, 1, 512), tensor(4096, 1, 512)
-    parameters = [0] * 13 + [1.0, 1.0, 0, 0, 32, 0, 0, 2] + [dq, dk, dv, 0]
-    assert gradients.attention(*parameters) == 20 * MB + 4 * 4096 * (4096 + 512 + 512)
+    gradients = 4 * 4096 * (4096 + 1024 + 1024) + 3 * 512
+    sums = 32 * 32 * 4096  # eight numbers for each row of each head
+    assert attention_call(4096, 4096, 32, 8, gradient=True) == 20 * MB + 16 * 1024 + gradients + sums + 48 * 2 * MB
+    assert attention_call(512, 512, 32, 8, gradient=True) == 20 * MB + 4 * 512 * (4096 + 1024 + 1024)  # the least there is
+
+
+def test_packed_documents_are_read_from_their_ends() -> None:
+    q, k = tensor(8192, 4, 128), tensor(8192, 1, 128)
+    ends = objects._keep((6000, 8192))
+    size = attention.forward(q, k, k, *[0] * 5, ends, ends, 1.0, 1.0, 0, 0, 4, layout("TND"), 0, 3, 0, 0, 0, 0)
+    assert size == 16 * MB + 24 * (3 * 4 * 8 * 256 * 128 + 4 * 4 * 256 * 128)  # the longest is above 5120
+    short = objects._keep((2048, 4096, 6144, 8192)[:3])
+    size = attention.forward(q, k, k, *[0] * 5, short, short, 1.0, 1.0, 0, 0, 4, layout("TND"), 0, 3, 0, 0, 0, 0)
+    assert size == 16 * MB + 48 * (3 * 4 * 8 * 128 * 128 + 4 * 4 * 128 * 128)
 
 
 def test_a_small_embedding_adds_up_in_float32_and_a_large_one_does_not() -> None:
@@ -151,3 +191,10 @@ def test_batches_in_a_plain_product_are_copied_where_they_are_strided() -> None:
     permuted = tensor(64, 1024, 512, strides=(512, 64 * 512, 1))
     assert products.matmul(permuted, tensor(64, 512, 256), 0, 0) == 64 * MB + PADDED
     assert products.matmul(tensor(64, 1024, 512), tensor(64, 512, 256), 0, 0) == 20 * MB
+
+
+def test_sorting_tokens_takes_six_numbers_for_each_choice() -> None:
+    tokens, choices = tensor(4096, 2048), tensor(4096, 8, dtype=INT64)
+    size = workspace.token_permute(tokens, choices, 0, False, 0, 0)
+    assert size == 16 * MB + 6 * 4 * 4096 * 8 + 48 * 32 * 2
+    assert workspace.constants["aclnnGroupedMatmulV4"] == workspace.system_only() == 16 * MB

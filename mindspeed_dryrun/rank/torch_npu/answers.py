@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mindspeed_dryrun.rank.torch_npu import gradients, inner_tensors, objects, products, runtime, workspace
+from mindspeed_dryrun.rank.torch_npu import attention, gradients, inner_tensors, objects, products, runtime, workspace
 from mindspeed_dryrun.rank.torch_npu.slots import ANSWERS, SLOT, fill_slots
 
 CANN_VERSION = runtime.CANN_VERSION
@@ -12,13 +12,15 @@ described = objects.described
 workspaces = workspace.largest
 inner_tensor_size = inner_tensors.aligned
 product_size = products.product
-attention_size = gradients.attention
+embedding_size = gradients.embedding
+attention_size = attention.backward
 __all__ = [
     "CANN_VERSION",
     "SLOT",
     "attention_size",
     "communicators",
     "described",
+    "embedding_size",
     "install",
     "memory",
     "names",

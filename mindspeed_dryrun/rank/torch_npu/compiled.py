@@ -26,10 +26,10 @@ def load(original: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _launched(operator: str, like: torch.Tensor) -> None:
+def _launched(operator: str, like: torch.Tensor, size: int | None = None) -> None:
     """Takes the operator's workspace from the caching allocator in any mode, as ACLNN_CMD does (inc/aclnn_common.h:622)."""
     # `ACLNN_CMD`: https://gitcode.com/Ascend/MindSpeed/blob/v2.2.0_core_r0.12.1/mindspeed/ops/csrc/cann/inc/aclnn_common.h#L587
-    size = workspace.constants.get(operator)
+    size = workspace.constants.get(operator) if size is None else size
     if size is None:
         slots.called.add(operator)
     else:
@@ -70,7 +70,7 @@ class MoeTokenPermute(torch.autograd.Function):  # type: ignore[misc]
         ctx.save_for_backward(order)
         ctx.mark_non_differentiable(order)
         ctx.tokens = tokens.size(0)
-        _launched("aclnnMoeTokenPermute", tokens)
+        _launched("aclnnMoeTokenPermute", tokens, workspace.token_permute_size(flat))
         return permuted, order
 
     @staticmethod

@@ -14,11 +14,15 @@ from collections.abc import Callable
 from typing import Any
 
 from mindspeed_dryrun.rank.torch_npu import TASK_QUEUE_VARIABLE
+from mindspeed_dryrun.rank.torch_npu.objects import TensorOnDevice, described
 from mindspeed_dryrun.rank.torch_npu.slots import QUESTION, answers, store
 
 _SYSTEM = 16 << 20  # what a kernel in Ascend C keeps for itself
 _VECTOR_CORES = 48  # Ascend 910B2
-constants = {"aclnnApplyAdamWV2": _SYSTEM}  # operators whose workspace does not depend on shapes, for code that asks by name
+# Operators whose workspace does not depend on shapes, for code that asks by name.
+constants = dict.fromkeys(("aclnnApplyAdamWV2", "aclnnRotaryPositionEmbedding", "aclnnRotaryPositionEmbeddingGrad",
+                           "aclnnMoeTokenUnpermute", "aclnnMoeTokenUnpermuteGrad", "aclnnMoeTokenPermuteGrad",
+                           "aclnnGroupedMatmulV2", "aclnnGroupedMatmulV4"), _SYSTEM)  # fmt: skip
 largest: dict[str, int] = {}  # operator → its largest workspace in this process, wherever it was taken from
 
 
@@ -71,3 +75,32 @@ def rms_norm_grad(*parameters: Any) -> int:
 def swi_glu(*parameters: Any) -> int:
     """activation/swi_glu/op_host/swi_glu_tiling.cpp:47 and 550-553, for both."""
     return _SYSTEM
+
+
+_EXPERTS = "p" * 12 + "qqqq"  # of a grouped product: from its inputs to the kind of its activation
+
+
+@workspace("pppqp", "aclnnRotaryPositionEmbedding")
+@workspace("ppppqppp", "aclnnRotaryPositionEmbeddingGrad")
+@workspace("pppbpp", "aclnnMoeTokenUnpermute")
+@workspace("ppppbppp", "aclnnMoeTokenUnpermuteGrad")
+@workspace("ppqbp", "aclnnMoeTokenPermuteGrad")
+@workspace("ppppppppqqp", "aclnnGroupedMatmulV2")
+@workspace(_EXPERTS + "ppp", "aclnnGroupedMatmulV4")
+@workspace(_EXPERTS + "pppp", "aclnnGroupedMatmulV5")
+def system_only(*parameters: Any) -> int:
+    """ops-transformer: posembedding/rotary_position_embedding{,_grad}, moe/moe_token_{permute_grad,unpermute,unpermute_grad},
+    gmm/grouped_matmul (op_tiling/grouped_matmul_tiling.cpp:567, for weights that are not quantized)."""
+    return _SYSTEM
+
+
+def token_permute_size(choices: int) -> int:
+    """ops-transformer, moe/moe_token_permute/op_host/moe_token_permute_tiling.cpp:440: the sort of tokens × chosen experts."""
+    return _SYSTEM + 4 * choices * 2 * 3 + _VECTOR_CORES * 32 * 2
+
+
+@workspace("ppqbpp", "aclnnMoeTokenPermute")
+def token_permute(tokens: int, indices: int, *parameters: Any) -> int:
+    """The same file."""
+    chosen = described(indices)
+    return token_permute_size(chosen.elements) if isinstance(chosen, TensorOnDevice) else 0

@@ -1,0 +1,172 @@
+"""Workspace of fused attention, by the public host code of its tilings for Ascend 910B (hicann/ops-transformer, November 2025).
+
+What is modelled: half precision, and sequences of 1024 and more (packed ones: documents of 1024 and more on average), by the
+tiling that such a call gets. Shorter ones and float32 take other tilings: for them the gradients in float32 are counted alone.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any, NamedTuple
+
+from mindspeed_dryrun.rank.torch_npu.inner_tensors import aligned
+from mindspeed_dryrun.rank.torch_npu.objects import FLOAT32, TensorOnDevice, described
+from mindspeed_dryrun.rank.torch_npu.workspace import workspace
+
+_CUBE_CORES, _VECTOR_CORES = 24, 48
+_FORWARD_SYSTEM = 16 << 20  # WORK_SPACE_RESERVE_SIZE, flash_attention_score_tiling_general.cpp:60
+_SYSTEM, _MESSAGES = 20 << 20, 16 << 10  # WORKSPACE_BUFFER and MUL_CORE_SYNC_BUFFER of the gradient's tilings
+_LONG = 1024  # s2sizeLimitMin; SAB_TND_SIZE
+_PACKED_LONG, _PACKED_TOKENS, _PACKED_SHORT = 5120, 8192, 512  # S2_REUSE_SIZE_5120, SAMEAB_TND_BASIC_SIZE, S2_REUSE_SIZE_512
+_SPLIT = 512  # SAMEAB_S1_BASE, SAMEAB_S2_BASE
+_BLOCK = 512  # GM_ALIGN
+
+
+class Call(NamedTuple):
+    """What the tilings look at."""
+
+    batch: int
+    heads: int
+    groups: int  # query heads for each head of keys
+    queries: int  # tokens, the longest document's where they are packed
+    keys: int
+    width: int
+    value_width: int
+    rows: int  # batch × heads × queries
+    blocks: int  # documents' blocks of 128 or 256 queries; 0 where nothing is packed
+    layout: str
+    dtype: int
+
+
+def forward_size(call: Call) -> int:
+    """`GetWorkspaceSize` of the tilings of flash_attention_score_tiling_general.cpp for long sequences; 0 for others."""
+    if call.dtype == FLOAT32:
+        return 0
+    if call.layout == "TND":
+        return _packed_forward(call)
+    short = call.keys <= _LONG
+    if _same_ab(call):  # :3495, FlashAttentionScoreTilingS1s2Bn2gs1SameAB
+        rows, cores, times, width = min(256, _up(call.queries, 16)), _CUBE_CORES, 3, call.value_width
+    elif short:
+        return 0
+    else:  # :3034, FlashAttentionScoreTilingS1s2Bn2gs1
+        rows = min(64, _up(call.queries, 16))
+        if call.batch * call.heads * call.groups * -(-call.queries // rows) > _VECTOR_CORES:
+            rows = min(128, _up(call.queries, 16))
+        cores, times, width = _VECTOR_CORES, 3 if call.keys % 64 else 2, call.width
+    return _FORWARD_SYSTEM + cores * _of_a_core(rows, _ratio(call), times, width)
+
+
+def _same_ab(call: Call) -> bool:
+    uneven = (call.width % 16 != 0 or call.width == 96) and call.keys >= 512
+    wide = call.keys > _LONG and 128 < call.width < 196
+    return uneven or wide or (call.width == 64 and call.keys % 64 != 0 and 2 * _LONG < call.keys < 18432)
+
+
+def _ratio(call: Call) -> int:
+    """`CalcNRatio`: blocks of keys that are taken at once."""
+    if call.keys // 128 == 8 and 0 < call.keys % 128 <= 16:
+        return 5
+    if call.width == 64 and call.layout == "BNSD" and 2049 <= call.keys <= 2304:
+        return 6
+    return min(8, -(-call.keys // 128))
+
+
+def _of_a_core(rows: int, ratio: int, times: int, width: int) -> int:
+    return 4 * (ratio * rows * 128 * times + 4 * rows * _up(width, 16))
+
+
+def _packed_forward(call: Call) -> int:
+    """:3617, FlashAttentionVarLenScoreTiling."""
+    several = call.batch >= 4 and call.rows // call.heads >= _PACKED_TOKENS and min(call.queries, call.keys) >= _PACKED_SHORT
+    same_ab = (several or min(call.queries, call.keys) > _PACKED_LONG) and call.heads > 1
+    rows = min(256 if same_ab else 128, _up(call.queries, 16))
+    cores = min(call.blocks * call.heads, _CUBE_CORES if same_ab else _VECTOR_CORES)
+    return _FORWARD_SYSTEM + cores * _of_a_core(rows, min(8, -(-call.keys // 128)), 3, call.width)
+
+
+def backward_size(call: Call, gradients: tuple[int, ...]) -> int:
+    """`GetWorkspaceSize` of flash_attention_score_grad_tiling_s1s2_bn2gs1s2_sab.cpp:1418, with whole blocks for each core.
+
+    `gradients`: elements of those of query, key and value, which are added up in float32.
+    """
+    size = sum(4 * elements for elements in gradients)
+    long = max(call.queries, call.keys) if call.layout != "TND" else min(call.queries, call.keys)
+    if call.dtype == FLOAT32 or long < _LONG:
+        return _SYSTEM + size
+    parts = _MESSAGES + size + _BLOCK * len(gradients) + _up(32 * call.rows, _BLOCK)
+    return _SYSTEM + parts + _VECTOR_CORES * _SPLIT * _SPLIT * 4 * 2
+
+
+def read(query: Any, key: Any, value: Any, heads: int, layout: str, ends: tuple[tuple[int, ...], ...] = ()) -> Call | None:
+    """The call that these tensors make; `ends` of packed documents, of queries and of keys."""
+    if not all(isinstance(tensor, TensorOnDevice) and tensor.elements for tensor in (query, key, value)) or not heads:
+        return None
+    if layout == "TND":
+        lengths, of_keys = (_lengths(each) for each in (*ends, (), ())[:2])
+        queries, keys, batch = max(lengths or (query.shape[0],)), max(of_keys or (key.shape[0],)), len(lengths) or 1
+        key_heads, width, value_width = key.shape[1], query.shape[2], value.shape[2]
+        blocks = sum(-(-length // 128) for length in lengths or (query.shape[0],))
+    else:
+        axes = {name: layout.index(name) for name in layout}
+        batch, queries, keys, blocks = query.shape[axes["B"]], query.shape[axes["S"]], key.shape[axes["S"]], 0
+        if "H" in axes:
+            width = query.shape[2] // heads
+            key_heads = key.shape[2] // max(width, 1)
+            value_width = value.shape[2] // max(key_heads, 1)
+        else:
+            key_heads, width, value_width = key.shape[axes["N"]], query.shape[3], value.shape[3]
+    rows = query.elements // max(width, 1)
+    groups = heads // max(key_heads, 1)
+    return Call(batch, heads, groups, queries, keys, width, value_width, rows, blocks, layout, query.dtype)
+
+
+def _lengths(ends: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(end - start for start, end in zip((0, *ends), ends, strict=False) if end > start)
+
+
+def _text(address: int | None) -> str:
+    return ctypes.string_at(address).decode() if address else ""
+
+
+_FORWARD, _BACKWARD = "p" * 8, "p" * 13  # query … prefix
+
+
+@workspace(_FORWARD + "ddqqqpqq" + "pppp", "aclnnFlashAttentionScore")
+@workspace(_FORWARD + "ppddqqqpqqq" + "pppp", "aclnnFlashAttentionScoreV2")
+@workspace(_FORWARD + "ppddqqqpqq" + "pppp", "aclnnFlashAttentionVarLenScore")
+@workspace(_FORWARD + "ppppddqqqpqqq" + "pppp", "aclnnFlashAttentionVarLenScoreV2")
+@workspace(_FORWARD + "ppddqqqpqqp" + "pppp", "aclnnFlashAttentionVarLenScoreV4")
+def forward(*parameters: Any) -> int:
+    """Attention, with copies of inputs that are not contiguous."""
+    tensors = [described(handle) for handle in parameters[:3]]
+    call = _call(tensors, parameters, 8)
+    copies = sum(aligned(tensor.size) for tensor in tensors if isinstance(tensor, TensorOnDevice) and not tensor.contiguous)
+    return copies + (forward_size(call) if call else 0)
+
+
+@workspace(_BACKWARD + "ddqqqpqq" + "pppp", "aclnnFlashAttentionScoreGrad")
+@workspace(_BACKWARD + "ppddqqqpqqq" + "pppp", "aclnnFlashAttentionScoreGradV2")
+@workspace(_BACKWARD + "ppddqqqpqq" + "pppp", "aclnnFlashAttentionUnpaddingScoreGrad")
+@workspace(_BACKWARD + "ppppddqqqpqqq" + "pppp", "aclnnFlashAttentionUnpaddingScoreGradV2")
+@workspace(_BACKWARD + "ppddqqqpqq" + "ppppp", "aclnnFlashAttentionUnpaddingScoreGradV4")
+def backward(*parameters: Any) -> int:
+    """Its gradient."""
+    tensors = [described(handle) for handle in parameters[:3]]
+    call = _call(tensors, parameters, 13)
+    elements = tuple(tensor.elements for tensor in tensors if isinstance(tensor, TensorOnDevice))
+    return backward_size(call, elements) if call else _SYSTEM + sum(4 * count for count in elements)
+
+
+def _call(tensors: list[Any], parameters: tuple[Any, ...], first: int) -> Call | None:
+    """`first`: the number of parameters before those in which the versions differ. A pair of arrays, or none or two, precede
+    the scale, which is the first float."""
+    scale = next(index for index in range(first, len(parameters)) if isinstance(parameters[index], float))
+    layout = _text(parameters[scale + 5])
+    ends = tuple(described(handle) or () for handle in parameters[first : first + 2]) if layout == "TND" else ()
+    query, key, value = tensors
+    return read(query, key, value, parameters[scale + 4], layout, ends)
+
+
+def _up(value: int, unit: int) -> int:
+    return -(-value // unit) * unit
