@@ -60,24 +60,28 @@ def version(package: str) -> str | None:
         return None
 
 
-# From 26.0.0 on setup.py says 26.0.0dev0 in every release. A module that came with a release tells it from the one before;
-# the last one came after the last release.
+# What setup.py says where it does not tell: 0.0.1 at the tags up to v2.3.0, 26.0.0dev0 from 26.0.0 on. A module that came with a
+# release tells it from the one before; the last one came after the last release.
 MASTER = "master"
+_UNTOLD = "0.0.1"
 _LLM_SIGNS = (
     (MASTER, "features_manager/memory/swap_layer_input.py"),
     ("26.1.0", "core/models/deepseek4/deepseek4_model.py"),
+    ("2.3.0", "mindspore/core/tensor_parallel/data.py"),
+    ("2.2.0", "core/context_parallel/adaptor.py"),
 )
 
 
 def mindspeed_llm_release(tree: Path) -> str | None:
     """The release of a tree of MindSpeed-LLM: what setup.py says, or what the tree holds where setup.py does not tell."""
     said = _assigned_version(tree / "setup.py")
-    if said is None or "dev" not in said:
+    if said is None or not ("dev" in said or said == _UNTOLD):
         return said
+    least = said.partition("dev")[0]
     for release, module in _LLM_SIGNS:
-        if (tree / "mindspeed_llm" / module).is_file():
+        if number(release) > number(least) and (tree / "mindspeed_llm" / module).is_file():
             return release
-    return said.partition("dev")[0]
+    return least
 
 
 def _megatron_version() -> str | None:

@@ -79,6 +79,10 @@ def test_what_a_base_may_have_is_not_called_missing(tmp_path: Path) -> None:
             {"core__models__deepseek4__deepseek4_model": "", "features_manager__memory__swap_layer_input": ""},
             "master",
         ),
+        # The tags of the older releases.
+        ("__version__ = '0.0.1'", {"core__context_parallel__adaptor": ""}, "2.2.0"),
+        ("__version__ = '0.0.1'", {"core__context_parallel__adaptor": "", "mindspore__core__tensor_parallel__data": ""}, "2.3.0"),
+        ("__version__ = '26.0.0dev0'", {"mindspore__core__tensor_parallel__data": ""}, "26.0.0"),
     ],
 )
 def test_a_tree_tells_its_release(tmp_path: Path, setup: str, modules: dict[str, str], release: str) -> None:
