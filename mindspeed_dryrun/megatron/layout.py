@@ -236,12 +236,24 @@ def _listed(arguments: Arguments, pp: int, vpp: int | None, layers: int) -> list
     return [[count] for count in counts]
 
 
+_TIMES = re.compile(r"(?:\((?P<parts>[^()]+)\)|(?P<one>[^()*]))\*(?P<times>\d+)")  # (tt|)*3, t*2
+_LONGEST_DRAWING = 100_000
+
+
 def _drawn(arguments: Arguments) -> list[str]:
     """The parts of `--pipeline-model-parallel-layout` in the order of their layers: `Et*2|(t|)*2tmL` is Ett, t, t, tmL."""
-    # `parse_str_to_list`: https://gitcode.com/Ascend/MindSpeed/blob/master/mindspeed/core/pipeline_parallel/pipeline_model_parallel_layout/layout.py#L276
-    text = (arguments.text("--pipeline-model-parallel-layout") or "").replace(",", "")
-    for repeated in (r"\(([^)]+)\)\*(\d+)", r"(.)\*(\d+)"):
-        text = re.sub(repeated, lambda found: found[1] * int(found[2]), text)
+    # `parse_str_to_list`: https://github.com/NVIDIA/Megatron-LM/blob/core_v0.14.0/megatron/core/transformer/pipeline_parallel_layer_layout.py#L254
+    given = arguments.text("--pipeline-model-parallel-layout") or ""
+
+    def repeated(found: re.Match[str]) -> str:
+        part, times = found["parts"] or found["one"], int(found["times"][:9])
+        if len(part) * times > _LONGEST_DRAWING:
+            raise UsageError(f"--pipeline-model-parallel-layout {given} is longer than a dry run takes: {found[0]}.")
+        return part * times
+
+    text = given.replace(",", "")
+    while (longer := _TIMES.sub(repeated, text)) != text:
+        text = longer
     return text.split("|")
 
 
