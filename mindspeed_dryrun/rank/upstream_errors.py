@@ -94,6 +94,14 @@ KNOWN = (
         instead="Use its branch 2.2.0_core_r0.12.1 since 3 November 2025 (commit 9f23d29c), or a later release.",
     ),
     UpstreamError(
+        error=r"Try to backward the graph twice",
+        when=("--moe-alltoall-overlap-comm --n-shared-experts",),
+        # MindSpore 2.7.1 goes back through `x.view(…)` from two graphs, 2.7.2 to 2.9.0 do not, whatever runs the kernels.
+        because="MindSpeed's overlapping dispatcher goes back through one view from two graphs where there are shared experts, "
+        "which MindSpore refuses from 2.7.2 on",
+        instead="Use MindSpore 2.7.1, or leave out --moe-alltoall-overlap-comm.",
+    ),
+    UpstreamError(
         error=r"No module named 'mindspeed_llm\.tasks\.checkpoint\.models'",
         # mindspeed_llm/mindspore/tasks/checkpoint/models.py:11 of master imports it still.
         because="MindSpeed-LLM's commit f107818f removed a module that its own MindSpore adaptor imports at start",

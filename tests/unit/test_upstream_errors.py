@@ -105,6 +105,13 @@ def test_arguments_that_no_release_of_upstream_knows_are_named(
     assert upstream_errors.of_a_parser("argument --x: expected one argument") is None
 
 
+def test_one_view_in_two_graphs_is_mindspores_refusal() -> None:
+    error = RuntimeError("Failure info [Try to backward the graph twice,  Specify retain_graph=True, if you want call again].")
+    said = upstream_errors.explain(error, ["--moe-alltoall-overlap-comm", "--n-shared-experts", "2"]) or ""
+    assert said.startswith("This script fails on an NPU too: ") and "MindSpore 2.7.1" in said
+    assert upstream_errors.explain(error, ["--n-shared-experts", "2"]) is None
+
+
 def test_fused_communication_without_tensor_parallelism_is_upstreams_error() -> None:
     error = AssertionError(
         "The 'mc2' feature requires both the Tensor Model Parallel (TP) size to be greater than 1 and sequence"
