@@ -94,6 +94,13 @@ KNOWN = (
         instead="Use its branch 2.2.0_core_r0.12.1 since 3 November 2025 (commit 9f23d29c), or a later release.",
     ),
     UpstreamError(
+        error=r"not all arguments converted during string formatting",
+        when=("!--ai-framework",),
+        # core/datasets/blended_megatron_dataset_builder.py:57 divides torch.cuda.current_device(): in MSAdapter a name.
+        because="without --ai-framework mindspore MindSpeed-LLM takes MSAdapter for PyTorch",
+        add="--ai-framework mindspore",
+    ),
+    UpstreamError(
         error=r"Try to backward the graph twice",
         when=("--moe-alltoall-overlap-comm --n-shared-experts",),
         # MindSpore 2.7.1 goes back through `x.view(…)` from two graphs, 2.7.2 to 2.9.0 do not, whatever runs the kernels.

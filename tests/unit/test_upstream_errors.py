@@ -31,8 +31,9 @@ SPLIT = ValueError("For 'Split', x_shape[1] must be divisible by output_num = 2,
             "--transformer-impl local",
         ),
         (SPLIT, DPO, "--no-pad-to-seq-lengths"),
+        (TypeError("not all arguments converted during string formatting"), [], "--ai-framework mindspore"),
     ],
-    ids=["context parallel", "LoRA", "experts", "DPO"],
+    ids=["context parallel", "LoRA", "experts", "DPO", "framework"],
 )
 def test_the_sentence_names_the_flag_to_add(error: Exception, args: list[str], flag: str) -> None:
     sentence = upstream_errors.explain(error, args)
