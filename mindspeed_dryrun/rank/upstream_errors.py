@@ -6,7 +6,7 @@ Each entry was shown to come from code that runs on the host before any kernel d
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -155,9 +155,16 @@ def of_a_parser(error: str) -> str | None:
     return f"This script fails on an NPU too: its trainer does not know {names}. Use a release that does, or leave it out."
 
 
+def _said(error: BaseException | None) -> Iterator[str]:
+    """What an exception says, and those that it was made from: Megatron raises one of its own for whatever a data set did."""
+    while error is not None:
+        yield str(error)
+        error = error.__cause__
+
+
 def explain(error: BaseException, args: Sequence[str]) -> str | None:
     """A sentence for the person at the keyboard, or None where the error is not one of these."""
-    text, arguments = str(error), Arguments(tuple(args))
+    text, arguments = "\n".join(_said(error)), Arguments(tuple(args))
     for known in KNOWN:
         later = known.until and installed.number(installed.version("mindspeed_llm") or "") > installed.number(known.until)
         if re.search(known.error, text) and not later and (not known.when or Called(known.when).asked_for(arguments)):

@@ -106,6 +106,12 @@ def test_arguments_that_no_release_of_upstream_knows_are_named(
     assert upstream_errors.of_a_parser("argument --x: expected one argument") is None
 
 
+def test_an_error_that_upstream_wraps_in_one_of_its_own_is_found() -> None:
+    error = Exception("MockGPTDataset failed to build as a mock data generator")
+    error.__cause__ = TypeError("not all arguments converted during string formatting")
+    assert "--ai-framework mindspore" in (upstream_errors.explain(error, []) or "")
+
+
 def test_one_view_in_two_graphs_is_mindspores_refusal() -> None:
     error = RuntimeError("Failure info [Try to backward the graph twice,  Specify retain_graph=True, if you want call again].")
     said = upstream_errors.explain(error, ["--moe-alltoall-overlap-comm", "--n-shared-experts", "2"]) or ""
