@@ -13,6 +13,7 @@ from mindspeed_dryrun.rank import upstream_errors, worker
 from mindspeed_dryrun.record.worker_log import read_worker_log
 
 DPO = ["--stage", "dpo", "--pipeline-model-parallel-size", "4", "--variable-seq-lengths"]
+SPLIT_OF_2_9 = ValueError("For 'SplitWithSize',  the sum of split_size should be equal to 1(input.shape[1]), but got split_sizes")
 SPLIT = ValueError("For 'Split', x_shape[1] must be divisible by output_num = 2, but got 1")
 
 
@@ -31,9 +32,10 @@ SPLIT = ValueError("For 'Split', x_shape[1] must be divisible by output_num = 2,
             "--transformer-impl local",
         ),
         (SPLIT, DPO, "--no-pad-to-seq-lengths"),
+        (SPLIT_OF_2_9, DPO, "--no-pad-to-seq-lengths"),
         (TypeError("not all arguments converted during string formatting"), [], "--ai-framework mindspore"),
     ],
-    ids=["context parallel", "LoRA", "experts", "DPO", "framework"],
+    ids=["context parallel", "LoRA", "experts", "DPO", "DPO on MindSpore 2.9", "framework"],
 )
 def test_the_sentence_names_the_flag_to_add(error: Exception, args: list[str], flag: str) -> None:
     sentence = upstream_errors.explain(error, args)
