@@ -6,7 +6,7 @@ Each entry was shown to come from code that runs on the host before any kernel d
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,7 +59,9 @@ KNOWN = (
         add="--transformer-impl local",
     ),
     UpstreamError(
-        error=r"For 'Split', x_shape\[1\] must be divisible by output_num = 2",
+        # The same split on MindSpore 2.7.1, and on 2.9.0.
+        error=r"For 'Split', x_shape\[1\] must be divisible by output_num = 2|"
+        r"For 'SplitWithSize', +the sum of split_size should be equal to 1\(",
         when=("--stage=dpo --pipeline-model-parallel-size>1 !--no-pad-to-seq-lengths",),
         since="2.3.0",
         flags="--stage=dpo --pipeline-model-parallel-size>1 !--no-pad-to-seq-lengths",
@@ -92,6 +94,21 @@ KNOWN = (
         because="in the tag v2.2.0_core_r0.12.1 of MindSpeed the overlapping dispatcher of experts saves an array, which "
         "MindSpore refuses",
         instead="Use its branch 2.2.0_core_r0.12.1 since 3 November 2025 (commit 9f23d29c), or a later release.",
+    ),
+    UpstreamError(
+        error=r"not all arguments converted during string formatting",
+        when=("!--ai-framework",),
+        # core/datasets/blended_megatron_dataset_builder.py:57 divides torch.cuda.current_device(): in MSAdapter a name.
+        because="without --ai-framework mindspore MindSpeed-LLM takes MSAdapter for PyTorch",
+        add="--ai-framework mindspore",
+    ),
+    UpstreamError(
+        error=r"Try to backward the graph twice",
+        when=("--moe-alltoall-overlap-comm --n-shared-experts",),
+        # MindSpore 2.7.1 goes back through `x.view(…)` from two graphs, 2.7.2 to 2.9.0 do not, whatever runs the kernels.
+        because="MindSpeed's overlapping dispatcher goes back through one view from two graphs where there are shared experts, "
+        "which MindSpore refuses from 2.7.2 on",
+        instead="Use MindSpore 2.7.1, or leave out --moe-alltoall-overlap-comm.",
     ),
     UpstreamError(
         error=r"No module named 'mindspeed_llm\.tasks\.checkpoint\.models'",
@@ -140,9 +157,16 @@ def of_a_parser(error: str) -> str | None:
     return f"This script fails on an NPU too: its trainer does not know {names}. Use a release that does, or leave it out."
 
 
+def _said(error: BaseException | None) -> Iterator[str]:
+    """What an exception says, and those that it was made from: Megatron raises one of its own for whatever a data set did."""
+    while error is not None:
+        yield str(error)
+        error = error.__cause__
+
+
 def explain(error: BaseException, args: Sequence[str]) -> str | None:
     """A sentence for the person at the keyboard, or None where the error is not one of these."""
-    text, arguments = str(error), Arguments(tuple(args))
+    text, arguments = "\n".join(_said(error)), Arguments(tuple(args))
     for known in KNOWN:
         later = known.until and installed.number(installed.version("mindspeed_llm") or "") > installed.number(known.until)
         if re.search(known.error, text) and not later and (not known.when or Called(known.when).asked_for(arguments)):

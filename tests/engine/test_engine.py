@@ -36,7 +36,7 @@ def test_no_thread_of_a_rank_spins_while_the_program_waits(simulate: Callable, l
     done = simulate(head + HEAD + _WAIT)
     assert done.status == 0, done.text
     used = float(re.search(r"used (\S+) s of 2", done.text)[1])
-    assert used < 0.2 if load else used > 1, used
+    assert used < 0.2 if load else used > 0.2, used  # 2 s on a quiet machine, 0.36 s beside sixteen other processes
 
 
 _ACTORS = """

@@ -17,7 +17,7 @@ from test_patch_engine import project as project
 
 from mindspeed_dryrun.launch import patch_catalogue as catalogue
 from mindspeed_dryrun.rank import installed, patcher
-from mindspeed_dryrun.rank.handlers import data, msadapter
+from mindspeed_dryrun.rank.handlers import data, msadapter, training
 
 FINE_TUNING = ["--micro-batch-size", "2", "--stage", "sft"]
 SIZES = "megatron.core.tensor_parallel.data:_build_key_size_numel_dictionaries"
@@ -105,3 +105,13 @@ def test_a_fused_product_does_not_ask_for_the_index_of_a_device(project: Callabl
         operations.all_gather_matmul(tensor, tensor, "output", "filled")
     patcher.install([patch for patch in catalogue.compile() if "lcal_functional" in str(patch["target"])])
     assert operations.all_gather_matmul(tensor, tensor, "output", "filled") == "filled"
+
+
+def test_times_that_cannot_be_picked_on_the_device_are_left_out_of_the_log() -> None:
+    def times(self: object, names: list[str]) -> dict[str, float]:
+        raise RuntimeError(f"For aclnnNonzeroV2, the output shape depends on the actual execution, and it {names[0]}")
+
+    assert training.times_of_all_ranks(times)(None, ["x"]) == {}
+    assert training.times_of_all_ranks(lambda *args: {"x": 1.0})(None, ["x"]) == {"x": 1.0}
+    with pytest.raises(RuntimeError, match="something else"):
+        training.times_of_all_ranks(lambda *args: (_ for _ in ()).throw(RuntimeError("something else")))(None, [])

@@ -13,6 +13,7 @@ from mindspeed_dryrun.rank import upstream_errors, worker
 from mindspeed_dryrun.record.worker_log import read_worker_log
 
 DPO = ["--stage", "dpo", "--pipeline-model-parallel-size", "4", "--variable-seq-lengths"]
+SPLIT_OF_2_9 = ValueError("For 'SplitWithSize',  the sum of split_size should be equal to 1(input.shape[1]), but got split_sizes")
 SPLIT = ValueError("For 'Split', x_shape[1] must be divisible by output_num = 2, but got 1")
 
 
@@ -31,8 +32,10 @@ SPLIT = ValueError("For 'Split', x_shape[1] must be divisible by output_num = 2,
             "--transformer-impl local",
         ),
         (SPLIT, DPO, "--no-pad-to-seq-lengths"),
+        (SPLIT_OF_2_9, DPO, "--no-pad-to-seq-lengths"),
+        (TypeError("not all arguments converted during string formatting"), [], "--ai-framework mindspore"),
     ],
-    ids=["context parallel", "LoRA", "experts", "DPO"],
+    ids=["context parallel", "LoRA", "experts", "DPO", "DPO on MindSpore 2.9", "framework"],
 )
 def test_the_sentence_names_the_flag_to_add(error: Exception, args: list[str], flag: str) -> None:
     sentence = upstream_errors.explain(error, args)
@@ -103,6 +106,19 @@ def test_arguments_that_no_release_of_upstream_knows_are_named(
         "This script fails on an NPU too: its trainer does not know --reward-tokens, --placeholder-token."
     )
     assert upstream_errors.of_a_parser("argument --x: expected one argument") is None
+
+
+def test_an_error_that_upstream_wraps_in_one_of_its_own_is_found() -> None:
+    error = Exception("MockGPTDataset failed to build as a mock data generator")
+    error.__cause__ = TypeError("not all arguments converted during string formatting")
+    assert "--ai-framework mindspore" in (upstream_errors.explain(error, []) or "")
+
+
+def test_one_view_in_two_graphs_is_mindspores_refusal() -> None:
+    error = RuntimeError("Failure info [Try to backward the graph twice,  Specify retain_graph=True, if you want call again].")
+    said = upstream_errors.explain(error, ["--moe-alltoall-overlap-comm", "--n-shared-experts", "2"]) or ""
+    assert said.startswith("This script fails on an NPU too: ") and "MindSpore 2.7.1" in said
+    assert upstream_errors.explain(error, ["--n-shared-experts", "2"]) is None
 
 
 def test_fused_communication_without_tensor_parallelism_is_upstreams_error() -> None:
