@@ -207,8 +207,8 @@ def test_the_scripts_own_trainer_is_found(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize(("release", "extra", "said"), [
-    ("26.0.0", "--recompute-granularity full --recompute-method uniform", True), ("26.0.0", "--recompute-granularity selective", False),
-    ("2.3.0", "--recompute-granularity full --recompute-method uniform", False),
+    ("26.0.0", "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1", True), ("26.0.0", "--recompute-granularity selective", False),
+    ("2.3.0", "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1", False),
 ])  # fmt: skip
 def test_a_release_that_leaves_recomputed_layers_to_the_garbage_collector_is_told(
     tmp_path: Path, release: str, extra: str, said: bool
