@@ -21,6 +21,29 @@ _BLOCK_ENDS = frozenset(["}", "done", "fi", "esac"])
 _REDIRECTION = re.compile(r"&>>?|>&|>>|>\||>|<>|<&|<<<|<<-?|<")
 
 
+def check_for_bash(text: str, script: Path | str) -> None:
+    """`UsageError` for a file that bash cannot run, or would run as something else."""
+    if "\r\n" in text:
+        raise UsageError(f"{script} has Windows line ends, which bash cannot run. Convert it: sed -i 's/\\r$//' {script}")
+    if "\0" in text:
+        raise UsageError(f"{script} is not a text file: give the shell script that calls msrun or torchrun.")
+    first = text.partition("\n")[0]
+    if first.startswith("\ufeff") and not first.startswith("\ufeff#"):
+        raise UsageError(
+            f"{script} begins with a byte order mark, so bash cannot run its first line. "
+            f"Remove it: sed -i '1s/^\\xef\\xbb\\xbf//' {script}"
+        )
+    if interpreter := re.match(
+        r"\ufeff?#!\s*(?:\S*/env\s+(?:-\S+\s+)*)?(?:\S*/)?(zsh|fish|t?csh|ksh|python[\d.]*|perl)\b", first
+    ):
+        raise UsageError(
+            f"{script} is written for {interpreter[1]}, and a dry run reads scripts with bash. "
+            "Give a bash script that calls msrun or torchrun; if bash runs this one, change its first line to #!/bin/bash."
+        )
+    if Path(script).suffix == ".py":
+        raise UsageError(f"{script} is a Python program: give the shell script that starts it with msrun or torchrun.")
+
+
 @dataclass(frozen=True)
 class Assignment:
     """`NAME=value` in a script: where the value starts and ends in its text."""

@@ -8,7 +8,7 @@ from mindspeed_dryrun.errors import UsageError
 from mindspeed_dryrun.language import message
 from mindspeed_dryrun.megatron import sizes
 from mindspeed_dryrun.megatron.arguments import Arguments
-from mindspeed_dryrun.megatron.flags import with_tag
+from mindspeed_dryrun.megatron.flags import FLAGS, with_tag
 from mindspeed_dryrun.megatron.layout import RING, ULYSSES, Batch, Layout, read_batch, read_layout
 
 _MOST_LAYERS = 10_000
@@ -20,6 +20,7 @@ def read_checked(arguments: Arguments, world_size: int) -> tuple[Layout, Batch]:
     missing = [flag for flag in with_tag("required") if not arguments.has(flag)]
     if missing:
         raise UsageError(f"The trainer's arguments lack {', '.join(missing)}.")
+    _check_words(arguments)
     _check_size(arguments, world_size)
     layout = read_layout(arguments, world_size)
     batch = read_batch(arguments, layout.parallel.dp)
@@ -30,6 +31,28 @@ def read_checked(arguments: Arguments, world_size: int) -> tuple[Layout, Batch]:
     _check_experts(arguments, layout)
     _check_flags(arguments)
     return layout, batch
+
+
+# Sizes that Megatron divides by, or makes tensors of.
+_POSITIVE = (
+    "--ffn-hidden-size", "--kv-channels", "--padded-vocab-size", "--make-vocab-size-divisible-by", "--num-experts",
+    "--moe-router-topk", "--moe-ffn-hidden-size", "--num-layers-per-virtual-pipeline-stage",
+    "--num-virtual-stages-per-pipeline-rank", "--lora-r",
+)  # fmt: skip
+_SHORTENED = frozenset(("layout", "batch", "layers", "recompute", "model", "experts", "optimizer"))
+
+
+def _check_words(arguments: Arguments) -> None:
+    """argparse takes `--tensor-mo 4`, and a planner that did not would count another job."""
+    for name in arguments.values:
+        if name in FLAGS:
+            continue
+        longer = [flag for flag in FLAGS if flag.startswith(name)]
+        if len(longer) == 1 and FLAGS[longer[0]].about in _SHORTENED:
+            raise UsageError(f"{name} abbreviates {longer[0]}: write it in full.")
+    for name in _POSITIVE:
+        if arguments.has(name):
+            arguments.positive(name, 1)
 
 
 def _check_size(arguments: Arguments, world_size: int) -> None:
@@ -63,6 +86,11 @@ def _check_recomputation(arguments: Arguments) -> None:
         raise UsageError("--recompute-granularity full needs --recompute-method (uniform or block).")
     if granularity == "selective" and method is not None:
         raise UsageError("--recompute-granularity selective does not take --recompute-method.")
+    if granularity == "full" and method == "uniform":
+        # `self.recompute_num_layers is None`: https://github.com/NVIDIA/Megatron-LM/blob/core_v0.12.1/megatron/core/transformer/transformer_config.py#L702
+        if not arguments.has("--recompute-num-layers"):
+            raise UsageError("--recompute-method uniform needs --recompute-num-layers.")
+        arguments.positive("--recompute-num-layers", 1)  # Megatron would go from layer to layer in steps of 0
 
 
 def _check_model(arguments: Arguments, layout: Layout) -> None:
@@ -80,6 +108,9 @@ def _check_model(arguments: Arguments, layout: Layout) -> None:
     ffn = arguments.number("--ffn-hidden-size")
     if ffn and ffn % tp:
         raise UsageError(f"--ffn-hidden-size {ffn} is not divisible by TP {tp}.")
+    vocabulary = arguments.number("--padded-vocab-size")
+    if vocabulary and vocabulary % tp:
+        raise UsageError(f"--padded-vocab-size {vocabulary} is not divisible by TP {tp}: use {-(-vocabulary // tp) * tp}.")
     # `max_position_embeddings >= args.seq_length`: https://github.com/NVIDIA/Megatron-LM/blob/core_v0.12.1/megatron/training/arguments.py#L696
     positions, length = arguments.number("--max-position-embeddings"), arguments.positive("--seq-length", 1)
     if positions is not None and positions < length:
@@ -112,6 +143,8 @@ def _check_experts(arguments: Arguments, layout: Layout) -> None:
         if parallel.ep > 1:
             raise UsageError(f"--expert-model-parallel-size {parallel.ep} needs --num-experts.")
         return
+    if (topk := arguments.number("--moe-router-topk") or 1) > experts:
+        raise UsageError(f"--moe-router-topk {topk} is above --num-experts {experts}.")
     extended = arguments.has("--moe-tp-extend-ep")
     spread = parallel.ep * (parallel.tp if extended else 1)
     # `expert_model_parallel_size`: https://github.com/NVIDIA/Megatron-LM/blob/core_v0.12.1/megatron/training/arguments.py#L852

@@ -207,11 +207,12 @@ def test_the_scripts_own_trainer_is_found(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 HOLDS, FREES = "for kind in ctx.kinds: ...", "for kind in kinds: ..."
+WHOLE = "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
 
 
 @pytest.mark.parametrize(("body", "extra", "said"), [
-    (HOLDS, "--recompute-granularity full --recompute-method uniform", True), (HOLDS, "--recompute-granularity selective", False),
-    (FREES, "--recompute-granularity full --recompute-method uniform", False), (None, "--recompute-granularity full --recompute-method uniform", False),
+    (HOLDS, WHOLE, True), (HOLDS, "--recompute-granularity selective", False),
+    (FREES, WHOLE, False), (None, WHOLE, False),
 ])  # fmt: skip
 def test_a_tree_that_leaves_recomputed_layers_to_the_garbage_collector_is_told(
     tmp_path: Path, body: str | None, extra: str, said: bool

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from mindspeed_dryrun.errors import UsageError
+from mindspeed_dryrun.launch import no_call
 from mindspeed_dryrun.launch import script as script_module
 from mindspeed_dryrun.launch.script import capture
 from mindspeed_dryrun.launch.script_text import assignments, quiet_blocks, set_variables
@@ -178,6 +179,77 @@ ABSENT = {
 }  # fmt: skip
 
 
+# What else surrounds a call in scripts of users: each is captured as bash would make it, and leaves the folder as it was.
+SURROUNDINGS = {
+    "trap 'echo bye > bye.txt; rm -rf out' EXIT\nmsrun p.py --exit > train.log 2>&1": "--exit",
+    "cleanup() { echo bye > bye.txt; }\ntrap cleanup EXIT INT TERM\nset -e\n/opt/venv/bin/msrun p.py --f > x": "--f",
+    "trap 'echo $BASH_COMMAND' DEBUG\nmsrun p.py --debug > train.log": "--debug",
+    "trap - DEBUG\necho a > b.txt\nmsrun p.py --off > train.log": "--off",
+    "msrun p.py --tee > >(tee train.log) 2> >(tee err.log >&2)": "--tee",
+    "exec > >(tee -a train.log) 2>&1\nmsrun p.py --exec": "--exec",
+    "exec 3> fd.txt\necho x >&3\nmsrun p.py --fd 1>&3": "--fd",
+    "exec 9> lock\nflock -n 9 || exit 1\nmsrun p.py --lock": "--lock",
+    "flock -n lock msrun p.py --flock": "--flock",
+    "N=$(python3 - <<EOF\nprint(4 if 3 > 2 else 1)\nEOF\n)\nmsrun p.py --n $N": "--n 4",
+    "bash <<EOF\nmsrun p.py --stdin > train.log\nEOF": "--stdin",
+    "ARGS=$(cat <<'EOF'\n--a 1\n--b x->y\nEOF\n)\nmsrun p.py $ARGS": "--a 1 --b x->y",
+    "T=$(mktemp)\necho '--temp 1' > $T\nmsrun p.py $(cat $T)": "--temp 1",
+    "T=$(mktemp /tmp/args.XXXXXX)\ncat > \"$T\" <<EOF\n--temp 2\nEOF\nmsrun p.py $(cat $T)": "--temp 2",
+    "text=1 target=2 out=3; T=$(mktemp -d); echo $text >> $T/sub; msrun p.py $(cat $T/sub) $target $out": "1 2 3",
+    "env -i /opt/venv/bin/msrun p.py --i": "--i",
+    "env -i PATH=/usr/bin:/bin msrun p.py --path": "--path",
+    "env -u A -C . B=1 ./venv/bin/msrun p.py --u > train.log": "--u",
+    "env -i bash other.sh --nested": "--nested",
+    "./dash.sh --dash > train.log": "--dash",
+    "dash dash.sh --named": "--named",
+    "unset BASH_ENV\nbash other.sh --unset": "--unset",
+    "bash -ic 'msrun p.py --inter > train.log'": "--inter",
+    "timeout -s kill 10 msrun p.py --kill": "--kill",
+    "no-such-starter -n ms msrun p.py --starter": "--starter",
+    "no-such-starter bash -c 'exit 1' || msrun p.py --or": "--or",
+    "su - me -c 'cd . && msrun p.py --su > train.log'": "--su",
+    "find . -name other.sh -delete\ngit init -q repo\nmsrun p.py --find": "--find",
+    "while true; do msrun p.py --loop && break; done": "--loop",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", SURROUNDINGS)
+def test_what_surrounds_a_call_changes_neither_it_nor_a_file(home: Path, text: str) -> None:
+    write(home, "#!/bin/sh\ntouch REAL\n", "venv/bin/msrun").chmod(0o755)
+    write(home, 'rm -rf venv\necho a > a.txt\nmsrun p.py "$@" > train.log\n', "other.sh")
+    write(home, '#!/bin/sh\necho a > a.txt\nmsrun p.py "$@" > train.log\n', "dash.sh").chmod(0o755)
+    path = write(home, text + "\n")
+    before = tree(home)
+    assert " ".join(capture(path).program_args) == SURROUNDINGS[text]
+    assert tree(home) == before
+
+
+def test_a_file_of_an_earlier_run_counts_and_is_mentioned(home: Path) -> None:
+    write(home, "10.0.0.1\n10.0.0.2\n", "hosts")
+    call = capture(write(home, 'echo 10.0.0.9 > "hosts"\nN=$(wc -l < hosts)\nmsrun --worker_num $((N*4)) p.py > hosts.log\n'))
+    assert call.world_size == 8
+    assert call.notes == ("the script writes hosts and reads it again: what was in it before is what counts here",)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "echo X=1 > env.tmp\nsource env.tmp",
+        "sed s/A/1/ train.sh > new.sh\nbash new.sh",
+        'F=$PWD/hosts\ncat > $F <<E\na\nE\nN=$(wc -l < "$F")',
+    ],
+)
+def test_a_call_that_depends_on_a_file_that_was_not_written_is_refused(home: Path, text: str) -> None:
+    with pytest.raises(UsageError, match=r"writes \S*(env\.tmp|new\.sh|hosts) and reads it before it calls msrun"):
+        capture(write(home, text + "\nmsrun p.py --x $X $N\n"))
+    assert [item.name for item in home.iterdir()] == ["train.sh"]
+
+
+def test_a_log_that_is_shown_after_the_call_is_no_reason_to_refuse(home: Path) -> None:
+    text = "date > train.log\nmsrun p.py --a 1 >> train.log\ngrep loss train.log\ncat train.log\n"
+    assert capture(write(home, text)).notes == ()
+
+
 @pytest.mark.parametrize("text", ABSENT)
 def test_what_only_the_machine_of_the_training_has_is_stood_in_for(home: Path, text: str) -> None:
     call = capture(write(home, f"set -e\n{text}\n"))
@@ -255,7 +327,7 @@ def test_set_reaches_defaults_from_the_environment(home: Path) -> None:
     ("text", "sentence"),
     [
         ("echo nothing to do\n", "calls neither msrun nor torchrun"),
-        ("msrun --worker_num 2 a.py\nmsrun --worker_num 2 b.py\n", "calls msrun 2 times"),
+        ("msrun --worker_num 2 a.py\nmsrun --worker_num 2 b.py\n", "calls msrun more than once"),
         (
             "echo 'no such model' >&2; exit 7\nmsrun a.py\n",
             r"failed before it called msrun or torchrun \(exit status 7\).*no such model",
@@ -267,6 +339,16 @@ def test_set_reaches_defaults_from_the_environment(home: Path) -> None:
         ("msrun --gpus 8 a.py\n", "no option --gpus"),
         ("ssh node1 'cd /job && msrun a.py'\n", "on other machines with ssh.*the script that runs on one node"),
         ("TP=2\r\nmsrun a.py\r\n", "Windows line ends.*sed -i"),
+        ("printf 'X=1\\r\\n' > /dev/null; . <(printf 'X=1\\r\\n')\nmsrun a.py --x $X\n", r"Windows line ends in its words \(1\)"),
+        ("\ufeffTP=2\nmsrun a.py --tp $TP\n", "byte order mark.*sed -i"),
+        ("#!/bin/zsh\nmsrun a.py\n", "written for zsh"),
+        ("#!/usr/bin/env -S python3 -u\nimport os\n", "written for python3"),
+        ("\x7fELF\0\1", "not a text file"),
+        ("python pretrain_gpt.py --a\n", r"It runs python pretrain_gpt\.py: if that is the training"),
+        ("set -e\nno-such-starter --x\n", "Not on this machine: no-such-starter"),
+        ("msrun --worker_num 2 \\ \n    a.py --x\n", r"runs a\.py as a command of its own"),
+        ("msrun a.py --x 1 \\\n  # --y 2 \\\n  --z 3\n", "runs --z as a command of its own"),
+        ("while true; do msrun a.py; sleep 1; done\n", "calls msrun more than once"),
         ("set -x\necho problem >&2; exit 4\nmsrun a.py\n", "Its last output was: (?!.*dryrun)"),
     ],
 )
@@ -289,7 +371,7 @@ def test_no_script(home: Path) -> None:
 
 
 def test_a_script_that_never_ends(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(script_module, "TIME_LIMIT_S", 1.0)
+    monkeypatch.setattr(no_call, "TIME_LIMIT_S", 1.0)
     with pytest.raises(UsageError, match="reached neither msrun nor torchrun within 1 s"):
         capture(write(home, "while true; do sleep 1; done\nmsrun a.py\n"))
     assert capture(write(home, "msrun --worker_num 2 a.py\nwhile true; do sleep 1; done\n")).world_size == 2

@@ -14,7 +14,7 @@ set -T -C
 __dryrun_look() {
     shopt -s extdebug   # not at start: bash would look for its debugger
     [[ $PATH == "$__dryrun_bin":* ]] || PATH=$__dryrun_bin:$PATH
-    case ${FUNCNAME[1]:-} in __dryrun_* | cd | pushd | kill | ulimit | msrun | torchrun | command_not_found_handle) return 0 ;; esac
+    case ${FUNCNAME[1]:-} in __dryrun_* | cd | pushd | kill | ulimit | trap | msrun | torchrun | command_not_found_handle) return 0 ;; esac
     ((BASH_SUBSHELL)) || __dryrun_options=$-
     [[ -n $__dryrun_sets ]] && __dryrun_keep_set
     __dryrun_command=$BASH_COMMAND
@@ -31,15 +31,19 @@ __dryrun_look() {
     source | .) __dryrun_source "$@" ;;
     *) __dryrun_stand_in "$@" ;;
     esac
+    local __dryrun_targets=''
     if [[ $__dryrun_command == *">"* ]]; then
-        __dryrun_quiet "$__dryrun_command"
-        if [[ $REPLY != "$__dryrun_command" ]]; then
+        __dryrun_quiet "$__dryrun_command" "$@"
+        if [[ $REPLY != "$__dryrun_command" || $__dryrun_command == "exec "*">("* ]]; then
             __dryrun_changed=1
             __dryrun_command=$REPLY
             # a file that would be written from a here-document, or the script's own output for good: leave it out
-            case $__dryrun_command in *"<<"* | "exec "[\>0-9\&]* | "exec"[\>0-9\&]*) __dryrun_command=: ;; esac
+            case $__dryrun_command in *"<<"*) [[ -z $__dryrun_targets ]] || __dryrun_command=: ;;
+            "exec "[\>12\&]* | "exec"[\>12\&]*) __dryrun_command=: ;; esac
         fi
     fi
+    [[ -z $__dryrun_written || $__dryrun_command == : ]] || __dryrun_reread "$@"
+    __dryrun_written+=$__dryrun_targets
     [[ -z $__dryrun_changed ]]
 }
 
@@ -73,11 +77,17 @@ __dryrun_split() {
 # Where the command word is a path whose last part is a program of ours, that path becomes a function that calls ours: the
 # command itself stays as it is. Functions cannot have names that need quotes, and exec and command see no functions:
 # there the word is replaced.
+# A script whose own first line asks for sh is given to bash in the same way: dash does not read BASH_ENV.
 __dryrun_stand_in() {
     [[ $__dryrun_raw == *[/\$\`]* ]] || return 0
     __dryrun_expand "$__dryrun_raw" "$@"
-    local __dryrun_name=${REPLY##*/}
-    [[ $REPLY == */* && -n $__dryrun_name && -e $__dryrun_bin/$__dryrun_name && $REPLY != "$__dryrun_bin"/* ]] || return 0
+    local __dryrun_name=${REPLY##*/} __dryrun_line=''
+    [[ $REPLY == */* && -n $__dryrun_name && $REPLY != "$__dryrun_bin"/* ]] || return 0
+    if [[ ! -e $__dryrun_bin/$__dryrun_name ]]; then
+        [[ -f $REPLY && -x $REPLY ]] && IFS= read -rn 80 __dryrun_line 2>/dev/null < "$REPLY"
+        [[ $__dryrun_line == "#!"*[/\ ]@(sh|dash)?([[:space:]]*) ]] || return 0
+        __dryrun_name="bash ${REPLY@Q}"
+    fi
     if [[ $__dryrun_before != *@(exec|command|builtin)" " && $REPLY == +([A-Za-z0-9_./+,:@%-]) ]]; then
         eval "function $REPLY { $__dryrun_bin/$__dryrun_name \"\$@\"; }"
     else
@@ -105,6 +115,21 @@ __dryrun_source() {
     __dryrun_changed=1
 }
 
+# A value that is read from a file that the script should have written just before is not the value of the real run: it is
+# noted, and what is read from a file of an earlier run as well.
+__dryrun_reread() {
+    [[ $__dryrun_raw == @(source|.|bash|sh|cat|wc|head|grep|awk|sed|sort|cut|jq|read|mapfile|readarray|*/*) ]] || return 0
+    [[ ! -s $__dryrun_bin/../calls ]] || return 0
+    local IFS=$'\n' __dryrun_target __dryrun_text
+    __dryrun_text=" ${__dryrun_command%%$'\n'*} "
+    __dryrun_text=${__dryrun_text//[\"\'\<]/ }
+    for __dryrun_target in $__dryrun_written; do
+        [[ $__dryrun_text == *" ${__dryrun_target//[\"\']/} "* ]] || continue
+        __dryrun_expand "$__dryrun_target" "$@"
+        if [[ -e $REPLY ]]; then printf '%s\n' "$REPLY" >> "$__dryrun_bin/../stale"; else printf '%s\n' "$REPLY" >> "$__dryrun_bin/../lost"; fi
+    done
+}
+
 # Notes what is not on this machine and was taken to be on that of the training.
 __dryrun_absent() { printf '%s\n' "$1" >> "$__dryrun_bin/../absent"; }
 
@@ -112,7 +137,7 @@ __dryrun_absent() { printf '%s\n' "$1" >> "$__dryrun_bin/../absent"; }
 # `${X:=1}` must not be assigned twice.
 __dryrun_expand() {
     REPLY=$(
-        trap - DEBUG
+        builtin trap - DEBUG
         set +eux
         __dryrun_raw=$1
         shift
@@ -121,45 +146,71 @@ __dryrun_expand() {
     )
 }
 
-# $1 with every redirection to a file pointed at /dev/null → REPLY. Quotes and $( ) are left alone.
+# $1 with every redirection to a file pointed at /dev/null → REPLY, and the files' names → __dryrun_targets. Quotes, $( ) and the
+# text of here-documents are left alone, and files of `mktemp`, which are in our temporary folder.
 __dryrun_quiet() {
-    local text=$1 out= char quote= depth=0 i=0 n=${#1} target
-    while ((i < n)); do
-        char=${text:i:1}
-        if [[ -n $quote ]]; then
-            [[ $char == "$quote" ]] && quote=
-            if [[ $char == \\ && $quote == '"' ]]; then out+=$char; ((++i)); char=${text:i:1}; fi
-        elif [[ $char == \\ ]]; then
-            out+=$char; ((++i)); char=${text:i:1}
-        elif [[ $char == [\'\"] ]]; then
-            quote=$char
-        elif [[ ${text:i:2} == [\$\<\>]"(" ]]; then
-            ((++depth)); out+=$char; ((++i)); char="("
-        elif ((depth)) && [[ $char == "(" ]]; then
-            ((++depth))
-        elif ((depth)) && [[ $char == ")" ]]; then
-            ((--depth)) || :
-        elif ((depth == 0)) && [[ $char == ">" ]]; then
-            local operator=">"
-            ((++i))
-            while [[ ${text:i:1} == [\>\|\&] ]]; do operator+=${text:i:1}; ((++i)); done
-            while [[ ${text:i:1} == [[:blank:]] ]]; do ((++i)); done
-            __dryrun_word "${text:i}"
-            target=$REPLY
-            ((i += ${#target})) || :
-            if [[ $operator == ">&" && $target == [0-9-]* || $target == /dev/* ]]; then
-                out+=$operator$target
-            else
-                out+=${operator/#>>/>}
-                out=${out%|}
-                out+=/dev/null
+    local __dryrun_text=$1 __dryrun_out= __dryrun_char= __dryrun_quote= __dryrun_depth=0 __dryrun_at=0 __dryrun_operator=
+    shift
+    while ((__dryrun_at < ${#__dryrun_text})); do
+        __dryrun_char=${__dryrun_text:__dryrun_at:1}
+        if [[ -n $__dryrun_quote ]]; then
+            [[ $__dryrun_char == "$__dryrun_quote" ]] && __dryrun_quote=
+            if [[ $__dryrun_char == \\ && $__dryrun_quote == '"' ]]; then
+                __dryrun_out+=$__dryrun_char; ((++__dryrun_at)); __dryrun_char=${__dryrun_text:__dryrun_at:1}
             fi
+        elif [[ $__dryrun_char == \\ ]]; then
+            __dryrun_out+=$__dryrun_char; ((++__dryrun_at)); __dryrun_char=${__dryrun_text:__dryrun_at:1}
+        elif [[ $__dryrun_char == [\'\"] ]]; then
+            __dryrun_quote=$__dryrun_char
+        elif [[ ${__dryrun_text:__dryrun_at:2} == [\$\<\>]"(" ]]; then
+            ((++__dryrun_depth)); __dryrun_out+=$__dryrun_char; ((++__dryrun_at)); __dryrun_char="("
+        elif ((__dryrun_depth)) && [[ $__dryrun_char == "(" ]]; then
+            ((++__dryrun_depth))
+        elif ((__dryrun_depth)) && [[ $__dryrun_char == ")" ]]; then
+            ((--__dryrun_depth)) || :
+        elif ((__dryrun_depth == 0)) && [[ $__dryrun_char == $'\n' ]]; then
+            __dryrun_out+=${__dryrun_text:__dryrun_at}   # here-documents
+            break
+        elif ((__dryrun_depth == 0)) && [[ $__dryrun_char == ">" ]]; then
+            __dryrun_operator=">"
+            ((++__dryrun_at))
+            while [[ ${__dryrun_text:__dryrun_at:1} == [\>\|\&] ]]; do __dryrun_operator+=${__dryrun_text:__dryrun_at:1}; ((++__dryrun_at)); done
+            while [[ ${__dryrun_text:__dryrun_at:1} == [[:blank:]] ]]; do ((++__dryrun_at)); done
+            if [[ ${__dryrun_text:__dryrun_at:2} == [\<\>]"(" ]]; then   # a process, not a file
+                __dryrun_out+="$__dryrun_operator "
+                continue
+            fi
+            __dryrun_word "${__dryrun_text:__dryrun_at}"
+            ((__dryrun_at += ${#REPLY})) || :
+            __dryrun_target "$@"
             continue
         fi
-        out+=$char
-        ((++i))
+        __dryrun_out+=$__dryrun_char
+        ((++__dryrun_at))
     done
-    REPLY=$out
+    REPLY=$__dryrun_out
+}
+
+# The redirection of __dryrun_operator into $REPLY → __dryrun_out.
+__dryrun_target() {
+    local __dryrun_raw_target=$REPLY
+    if [[ $__dryrun_operator == ">&" && $REPLY == [0-9-]* || $REPLY == /dev/* ]]; then
+        __dryrun_out+=$__dryrun_operator$REPLY
+        return
+    fi
+    if [[ $REPLY == *[\$/\`]* ]]; then
+        __dryrun_expand "$REPLY" "$@"
+        if [[ $REPLY == "$TMPDIR"/* && $REPLY != */../* && $__dryrun_operator != ">&" ]]; then
+            command -p mkdir -p "${REPLY%/*}"
+            __dryrun_out+=${__dryrun_operator/%[!\>]*/}   # `&>` has its `&` in __dryrun_out already
+            [[ $__dryrun_operator == ">>" || $__dryrun_out == *"&>" ]] || __dryrun_out+="|"   # noclobber is ours
+            __dryrun_out+=$__dryrun_raw_target
+            return
+        fi
+    fi
+    __dryrun_targets+=$__dryrun_raw_target$'\n'
+    __dryrun_out+=${__dryrun_operator/#>>/>}
+    __dryrun_out=${__dryrun_out%|}/dev/null
 }
 
 # The first shell word of $1, as it is written → REPLY.
@@ -202,14 +253,21 @@ cd() {
 }
 pushd() { builtin pushd . && cd "$@"; }
 
-# Under `set -e` a program that is not here would end the script.
+# Under `set -e` a program that is not here would end the script. One that starts a program of ours is left out.
 command_not_found_handle() {
     __dryrun_absent "$1"
+    case " $* " in *[\ /]msrun" "* | *[\ /]torchrun" "*)
+        "$__dryrun_bin/__dryrun_starter" "${@:2}"
+        return
+        ;;
+    esac
     [[ ${__dryrun_options:-} == *e* && $1 != *-smi ]] && return 0
     echo "$1: command not found" >&2
     return 127
 }
 
+# Handlers run when a script ends or fails, too late for its call, and in them BASH_COMMAND is not the command that runs.
+trap() { :; }
 ulimit() { builtin ulimit "$@" 2>/dev/null || :; }   # this machine may allow less
 kill() { :; }   # a builtin, so PATH cannot stand in for it
 msrun() { "$__dryrun_bin/msrun" "$@"; }   # `PATH=/opt/venv/bin:$PATH msrun …` would find another one
@@ -217,4 +275,5 @@ torchrun() { "$__dryrun_bin/torchrun" "$@"; }
 
 [[ -n ${__dryrun_user_env:-} && -r ${__dryrun_user_env:-} ]] && . "$__dryrun_user_env"
 # `!` on both sides: a status other than 0 must not end a script that runs under `set -e`
-trap '__dryrun_look "$@" || { eval "$__dryrun_command" || :; ! :; }' DEBUG
+__dryrun_written=''
+builtin trap '__dryrun_look "$@" || { eval "$__dryrun_command" || :; ! :; }' DEBUG
