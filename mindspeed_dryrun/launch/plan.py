@@ -218,6 +218,7 @@ def rank_environment(
         scratch=f"{folder}/scratch",
         moe_load=spec.moe_load,
         release=trainer.release,
+        keeps_checkpoints=trainer.keeps_checkpoints,
         sample_length=spec.sample_length,
     )
     return {**env, **activation.to_env()}

@@ -26,10 +26,9 @@ CORE_MS = "MINDSPEED_CORE_MS_PATH"
 _PROJECTS = {"MindSpeed": "mindspeed/__init__.py", "Megatron-LM": "megatron/training/__init__.py"}
 _ADAPTERS = ("MSAdapter", "msadapter")
 _PACKAGES = ("transformers", "peft")
-_KEEPS_CTX = "26.0.0"  # checkpoint_forward_wrapper in its core/tensor_parallel/layers.py; neither 2.3.0 nor 26.1.0
 _COLLECTOR = (
-    "MindSpeed-LLM 26.0.0 keeps what a recomputed layer saves until Python's garbage collector runs, on an NPU too: the peak "
-    "depends on when that is, and can be higher than this one. 2.3.0 and 26.1.0 free it at once"
+    "this MindSpeed-LLM keeps what a recomputed layer saves until Python's garbage collector runs, on an NPU too: the peak "
+    "depends on when that is, and can be higher than this one. 2.3.0 and the branch 26.1.0 free it at once"
 )
 _NOT_CONFINED = (
     "what its Python code writes outside the record is refused, what its libraries and other programs write is not, "
@@ -46,7 +45,9 @@ class Trainer:
     path: tuple[str, ...]
     problem: str | None = None  # why it cannot run here; a plan can still be shown
     notes: tuple[str, ...] = ()
-    release: str = ""  # of the MindSpeed-LLM whose place the embedded trainer takes, where it is known
+    # Of the MindSpeed-LLM whose place the embedded trainer takes, where it is known:
+    release: str = ""
+    keeps_checkpoints: bool = False
 
 
 def choose_trainer(job: Job, wanted: str = "auto") -> Trainer:
@@ -109,9 +110,9 @@ def _script_trainer(job: Job) -> Trainer:
 
 
 def _collector_notes(job: Job, folder: Path) -> tuple[str, ...]:
-    """What recomputation keeps too long in 26.0.0: a function that the layer's `ctx` holds, and that holds `ctx`."""
+    """What recomputation keeps too long in some trees."""
     full = job.arguments.values.get("--recompute-granularity") == ("full",)
-    return (_COLLECTOR,) if full and installed.mindspeed_llm_release(folder) == _KEEPS_CTX else ()
+    return (_COLLECTOR,) if full and installed.keeps_checkpoints(folder) else ()
 
 
 def _embedded(job: Job) -> Trainer:
@@ -123,17 +124,19 @@ def _embedded(job: Job) -> Trainer:
         problem = None
     except DryRunError as error:
         path, problem = (), str(error)
-    release = _release(job)
+    own = _find_program(job)
+    # Of the MindSpeed-LLM that the script belongs to: releases allocate differently in a few places.
+    release = (own and installed.mindspeed_llm_release(own.parent)) or ""
     notes = upstream_errors.foreseen(job.args, release) if release and job.is_megatron else ()
     return Trainer(
-        kind="embedded", program=EMBEDDED, path=path, problem=embedded_refusal(job) or problem, notes=notes, release=release
+        kind="embedded",
+        program=EMBEDDED,
+        path=path,
+        problem=embedded_refusal(job) or problem,
+        notes=(*notes, *(_collector_notes(job, own.parent) if own else ())),
+        release=release,
+        keeps_checkpoints=bool(own and installed.keeps_checkpoints(own.parent)),
     )
-
-
-def _release(job: Job) -> str:
-    """The release of the MindSpeed-LLM that the script belongs to; releases allocate differently in a few places."""
-    program = _find_program(job)
-    return (program and installed.mindspeed_llm_release(program.parent)) or ""
 
 
 def embedded_refusal(job: Job) -> str | None:

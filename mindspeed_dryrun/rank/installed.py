@@ -84,6 +84,16 @@ def mindspeed_llm_release(tree: Path) -> str | None:
     return least
 
 
+def keeps_checkpoints(tree: Path) -> bool:
+    """Whether what a recomputed layer saves stays until Python's garbage collector runs, in this tree of MindSpeed-LLM.
+
+    Its `checkpoint_forward_wrapper` makes a function that `ctx` holds, and that holds `ctx`. So it is in 26.0.0 and at the tag
+    v26.1.0, not in 2.3.0 and no more at the end of the branch 26.1.0.
+    """
+    source = tree / "mindspeed_llm" / "core" / "tensor_parallel" / "layers.py"
+    return source.is_file() and "ctx.custom_arg_structure" in source.read_text("utf-8", errors="replace")
+
+
 def _megatron_version() -> str | None:
     source = origin("megatron.core.package_info")
     if source is None:

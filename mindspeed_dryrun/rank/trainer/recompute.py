@@ -8,11 +8,13 @@ from typing import Any
 
 import torch
 from megatron.core import parallel_state, tensor_parallel
+from megatron.core.tensor_parallel.random import CheckpointFunction
 from megatron.core.transformer.transformer_layer import TransformerLayer
 from megatron.core.utils import make_viewless_tensor
 from torch.utils.checkpoint import detach_variable
 
 from mindspeed_dryrun.megatron.settings import Settings
+from mindspeed_dryrun.rank import collector
 
 
 def prepare(block: Any, settings: Settings) -> None:
@@ -34,6 +36,24 @@ def prepare(block: Any, settings: Settings) -> None:
             mlp.forward = types.MethodType(_mlp_without_activation, mlp)
         if settings.recompute_norm and _wanted(settings, number, settings.recompute_norm_num_layers):
             layer.forward = types.MethodType(_layer_without_norms, layer)
+
+
+def keep_until_collected() -> None:
+    """What a recomputed layer saves stays until Python's garbage collector runs, as in a MindSpeed-LLM whose checkpoints hold
+    a function that holds them. Where the collector stands decides when that is, so it starts as in a script's own trainer."""
+    # `checkpoint_forward_wrapper`: https://gitcode.com/Ascend/MindSpeed-LLM/blob/v26.1.0/mindspeed_llm/core/tensor_parallel/layers.py#L215
+    forward = CheckpointFunction.forward
+
+    def with_cycle(ctx: Any, function: Any, distribute: Any, *args: Any) -> Any:
+        ctx.kinds = [("item", 1, None) for _ in args]
+
+        def run(*again: Any) -> Any:
+            return function(*(arg for _, arg in zip(ctx.kinds, again, strict=True)))
+
+        return forward(ctx, run, distribute, *args)
+
+    CheckpointFunction.forward = staticmethod(with_cycle)
+    collector.collect()
 
 
 def _place(settings: Settings, number: int) -> int:
