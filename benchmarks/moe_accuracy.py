@@ -67,6 +67,12 @@ DEEPSEEK3 = (
 PREDICT = " --mtp-num-layers 1 --mtp-loss-scaling-factor 0.3"
 EXTENDED = GROUPED + TP2 + EP2 + " --moe-tp-extend-ep"
 OVERLAP = " --moe-alltoall-overlap-comm"
+RING2 = " --context-parallel-size 2 --context-parallel-algo megatron_cp_algo --use-cp-send-recv-overlap"
+ULYSSES2 = " --context-parallel-size 2 --context-parallel-algo ulysses_cp_algo"
+AUX_FREE = (
+    " --moe-router-score-function sigmoid --moe-router-enable-expert-bias --moe-router-load-balancing-type none"
+    " --moe-router-topk-scaling-factor 2.5 --norm-topk-prob --moe-router-dtype fp32"
+)
 COC = " --use-ascend-coc --coc-fused-kernel"
 TUNE = " --stage sft --is-instruction-dataset --prompt-type llama3 --finetune"
 LORA = " --lora-r 8 --lora-alpha 16 --lora-target-modules linear_qkv linear_proj linear_fc1 linear_fc2"
@@ -268,6 +274,92 @@ CASES = {
         " --overlap-param-gather --gemm-gradient-accumulation-fusion --use-cp-send-recv-overlap --neat-pack", "26.1.0"
     ),
     "sliding window": Case(2, PP2 + " --sliding-window 512"),
+    # Flags together that the cases above have one by one.
+    "experts, TP 2, ring of 2": experts(4, GROUPED + TP2 + EP2 + RING2),
+    "experts, Ulysses 2": experts(4, GROUPED + EP2 + ULYSSES2),
+    "experts gathered, TP 2, Ulysses 2": experts(
+        4, TP2 + EP2 + ULYSSES2 + " --moe-grouped-gemm --moe-token-dispatcher-type allgather"
+    ),
+    "experts, ring of rings": experts(
+        4, GROUPED + EP2 + " --context-parallel-size 4 --context-parallel-algo hybrid_cp_algo --ulysses-degree-in-cp 2"
+        " --use-cp-send-recv-overlap"
+    ),
+    "overlapped, Ulysses 2, TP extends EP": experts(8, EXTENDED + OVERLAP + ULYSSES2),
+    "multi-token prediction, VPP 2": experts(
+        4, GROUPED + EP2 + PP2 + PREDICT + " --num-layers 8 --num-layers-per-virtual-pipeline-stage 2"
+    ),
+    "multi-token prediction, recomputed block by block, MLA": experts(
+        4, GROUPED + EP2 + PP2 + LATENT + PREDICT + " --q-lora-rank 384 --recompute-granularity full --recompute-method block"
+        " --recompute-num-layers 1"
+    ),
+    "multi-token prediction, SFT": tuning(2, PP2 + PREDICT),
+    "multi-token prediction, gathered, aux-free": experts(
+        2, EP2 + PREDICT + AUX_FREE + " --moe-grouped-gemm --moe-token-dispatcher-type allgather"
+    ),
+    "aux-free, gathered, TP 2": experts(4, TP2 + EP2 + AUX_FREE + " --moe-grouped-gemm --moe-token-dispatcher-type allgather"),
+    "aux-free, alltoall": experts(2, EP2 + AUX_FREE + " --moe-grouped-gemm --moe-token-dispatcher-type alltoall"),
+    "aux-free, alltoall_seq, TP 2": experts(4, GROUPED + TP2 + EP2 + AUX_FREE),
+    "aux-free, experts one by one, sequence loss": experts(2, EP2 + AUX_FREE + " --moe-token-dispatcher-type alltoall_seq --seq-aux"),
+    "overlapped alltoall, shared experts, PP 2": experts(
+        4, EP2 + PP2 + " --moe-grouped-gemm --moe-token-dispatcher-type alltoall" + OVERLAP + " --n-shared-experts 2"
+    ),
+    "activation functions recomputed, experts": experts(2, GROUPED + EP2 + " --recompute-activation-function"),
+    "activation functions recomputed, shared experts, first layer dense": experts(
+        2, GROUPED + EP2 + " --recompute-activation-function --n-shared-experts 1 --first-k-dense-replace 1 --moe-layer-freq 1"
+    ),
+    "activation functions recomputed, experts one by one": experts(
+        2, EP2 + " --moe-token-dispatcher-type alltoall_seq --recompute-activation-function"
+    ),
+    "norms recomputed, MLA, experts": experts(2, GROUPED + EP2 + LATENT + " --q-lora-rank 384 --recompute-norm"),
+    "first layer dense, uneven stages": experts(
+        4, GROUPED + EP2 + PP2 + " --num-layers 8 --num-layer-list 3,5 --first-k-dense-replace 1 --moe-layer-freq 1"
+    ),
+    "first layer dense, empty layers, VPP 2": experts(
+        4, GROUPED + EP2 + PP2 + " --num-layers 8 --noop-layers 6,7 --first-k-dense-replace 1 --moe-layer-freq 1"
+        " --num-layers-per-virtual-pipeline-stage 2"
+    ),
+    "capacity, dropped, TP 2, shared experts": experts(
+        4, GROUPED + TP2 + EP2 + " --moe-expert-capacity-factor 1.5 --n-shared-experts 1"
+    ),
+    "capacity, padded, gathered": experts(
+        2, EP2 + " --moe-grouped-gemm --moe-token-dispatcher-type allgather --moe-expert-capacity-factor 2.0"
+        " --moe-pad-expert-input-to-capacity"
+    ),
+    "hidden dropout, experts": experts(2, GROUPED + EP2 + " --hidden-dropout 0.1"),
+    "GELU, LayerNorm, experts one by one": Case(
+        2, MOE + EP2 + " --moe-token-dispatcher-type alltoall_seq --normalization LayerNorm --no-bias-gelu-fusion",
+        without="--swiglu --use-fused-swiglu --use-fused-rmsnorm",
+    ),
+    "MLA, swapped attention": Case(2, LATENT + PP2 + " --q-lora-rank 384 --swap-attention"),
+    "SFT, experts, PP 2, TP 2": tuning(8, MOE + GROUPED + PP2 + TP2 + EP2),
+    "SFT, MLA, TP 2, recomputed": tuning(2, LATENT + TP2 + " --q-lora-rank 384 --sequence-parallel" + FULL),
+    "SFT, packed, PP 2, VPP 2": packed(
+        2, TUNE + PP2 + " --num-layers 8 --num-layers-per-virtual-pipeline-stage 2", "26.1.0"
+    ),
+    "SFT, packed, MLA, experts, TP extends EP": packed(8, TUNE + MOE + EXTENDED + PP2 + LATENT + " --q-lora-rank 384", "26.1.0"),
+    "LoRA, MLA, TP 2": tuning(2, TP2 + LATENT + " --q-lora-rank 384 --sequence-parallel" + LORA),
+    "LoRA, MLA, split products, fused": tuning(2, LATENT + " --q-lora-rank 384 --mla-mm-split --lora-fusion" + LORA),
+    "LoRA, shared experts, PP 2": tuning(
+        4, MOE + EP2 + PP2 + " --moe-token-dispatcher-type alltoall_seq --n-shared-experts 1" + LORA
+    ),
+    "LoRA, VPP 2, packed": packed(
+        2, TUNE + PP2 + " --num-layers 8 --num-layers-per-virtual-pipeline-stage 2" + LORA, "26.1.0"
+    ),
+    "LoRA, experts in groups": tuning(2, MOE + GROUPED + EP2 + LORA),
+    "DPO, VPP 2, TP 2": Case(
+        4, DPO + TP2 + PP2 + " --sequence-parallel --num-layers 8 --num-layers-per-virtual-pipeline-stage 2", "posttrain_gpt.py"
+    ),
+    "DPO, experts": Case(2, DPO + MOE + GROUPED + EP2, "posttrain_gpt.py"),
+    "DPO, MLA": Case(2, DPO + LATENT + " --q-lora-rank 384", "posttrain_gpt.py"),
+    "DPO, LoRA": Case(2, DPO + PP2 + LORA, "posttrain_gpt.py"),
+    "MLA, ring of 2": Case(2, LATENT + RING2 + " --q-lora-rank 384"),
+    "MLA, Ulysses 2": Case(2, LATENT + ULYSSES2 + " --q-lora-rank 384"),
+    "multi-token prediction, Ulysses 2": Case(2, PREDICT + ULYSSES2),
+    "multi-token prediction, LoRA": tuning(2, PP2 + PREDICT + LORA),
+    "zero memory, overlapped": experts(2, GROUPED + EP2 + OVERLAP + " --moe-zero-memory level0"),
+    "zero memory of some layers, shared experts": experts(
+        2, GROUPED + EP2 + OVERLAP + " --moe-zero-memory level1 --moe-zero-memory-num-layers 2 --n-shared-experts 1"
+    ),
 }  # fmt: skip
 
 
@@ -277,7 +369,7 @@ def job_of(case: Case, release: str) -> Job:
     argv = ["--worker_num", str(case.world_size), "--local_worker_num", str(min(8, case.world_size)), case.program]
     flags = [word for word in case.flags.split() if word != other]
     groups = [] if "--multi-latent-attention" in flags else ["--group-query-attention", "--num-query-groups", "4"]
-    args = [word for word in override_args([*COMMON.split(), *groups], flags) if word != case.without]
+    args = [word for word in override_args([*COMMON.split(), *groups], flags) if word not in case.without.split()]
     return understand(read_msrun_call([*argv, *args], str(Path.cwd())), "a case")
 
 

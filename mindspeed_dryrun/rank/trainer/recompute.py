@@ -8,7 +8,10 @@ from typing import Any
 
 import torch
 from megatron.core import parallel_state, tensor_parallel
+from megatron.core.fusions import fused_bias_swiglu
 from megatron.core.tensor_parallel.random import CheckpointFunction
+from megatron.core.transformer.mlp import MLP
+from megatron.core.transformer.moe.moe_layer import MoELayer
 from megatron.core.transformer.transformer_layer import TransformerLayer
 from megatron.core.utils import make_viewless_tensor
 from torch.utils.checkpoint import detach_variable
@@ -16,12 +19,16 @@ from torch.utils.checkpoint import detach_variable
 from mindspeed_dryrun.megatron.settings import Settings
 from mindspeed_dryrun.rank import collector
 
+_PLAIN_MLP = MLP.forward
+
 
 def prepare(block: Any, settings: Settings) -> None:
     """Gives the layers of a block the forward pass that the flags ask for."""
     if settings.swap_attention:
         _recompute_mlps(block, settings)
         return
+    if settings.recompute_activation_function:
+        MLP.forward = _mlp_forward
     if settings.recompute_method == "block":
         block._checkpointed_forward = types.MethodType(_checkpoint_some_layers, block)
         block.recompute_settings = settings
@@ -32,10 +39,18 @@ def prepare(block: Any, settings: Settings) -> None:
         if settings.recompute_activation_function and _wanted(
             settings, number, settings.recompute_activation_function_num_layers
         ):
-            mlp = getattr(layer.mlp, "module", layer.mlp)
-            mlp.forward = types.MethodType(_mlp_without_activation, mlp)
+            for mlp in _mlps(getattr(layer.mlp, "module", layer.mlp), settings):
+                mlp.recomputes_activation = True
         if settings.recompute_norm and _wanted(settings, number, settings.recompute_norm_num_layers):
             layer.forward = types.MethodType(_layer_without_norms, layer)
+
+
+def _mlps(mlp: Any, settings: Settings) -> list[Any]:
+    """The MLPs whose activation is recomputed: a dense layer's, or the experts where each is one, and shared experts."""
+    # `parallel_transformer_layer_init_wrapper`: https://gitcode.com/Ascend/MindSpeed/blob/v2.2.0_core_r0.12.1/mindspeed/core/transformer/transformer.py#L25
+    if not isinstance(mlp, MoELayer):
+        return [mlp]
+    return [*getattr(mlp.experts, "local_experts", []), *([mlp.shared_experts] if settings.n_shared_experts else [])]
 
 
 def keep_until_collected() -> None:
@@ -190,6 +205,11 @@ class WithoutOutput:
         self.output = self.ctx = None
 
 
+def _mlp_forward(mlp: Any, hidden_states: Any, per_token_scale: Any = None) -> tuple[Any, Any]:
+    forward = _mlp_without_activation if getattr(mlp, "recomputes_activation", False) else _PLAIN_MLP
+    return forward(mlp, hidden_states, per_token_scale)
+
+
 def _mlp_without_activation(mlp: Any, hidden_states: Any, per_token_scale: Any = None) -> tuple[Any, Any]:
     """`--recompute-activation-function`: the output of the activation is not kept."""
     # `should_recompute_activation`: https://gitcode.com/Ascend/MindSpeed-LLM/blob/v2.2.0/mindspeed_llm/core/transformer/mlp.py#L32
@@ -197,7 +217,15 @@ def _mlp_without_activation(mlp: Any, hidden_states: Any, per_token_scale: Any =
 
     intermediate, bias = mlp.linear_fc1(hidden_states)
 
-    def activation(x: Any, bias: Any) -> Any:
+    def activation(x: Any, bias: Any, scale: Any) -> Any:
+        if scale is None:
+            return unscaled(x, bias)
+        if mlp.config.bias_activation_fusion:
+            return fused_bias_swiglu.weighted_bias_swiglu_impl(x, bias, scale.unsqueeze(-1))
+        x = unscaled(x, bias)
+        return (x * scale.unsqueeze(-1)).to(x.dtype)
+
+    def unscaled(x: Any, bias: Any) -> Any:
         if mlp.config.bias_activation_fusion and mlp.config.gated_linear_unit:
             import torch_npu
 
@@ -211,7 +239,7 @@ def _mlp_without_activation(mlp: Any, hidden_states: Any, per_token_scale: Any =
         return mlp.activation_func(x)
 
     held = WithoutOutput()
-    intermediate = held.run(activation, intermediate, bias)
+    intermediate = held.run(activation, intermediate, bias, per_token_scale)
     output, output_bias = mlp.linear_fc2(intermediate)
     held.free()
     if output.requires_grad:
