@@ -18,6 +18,7 @@ from torch.utils.checkpoint import detach_variable
 
 from mindspeed_dryrun.megatron.settings import Settings
 from mindspeed_dryrun.rank import collector
+from mindspeed_dryrun.rank.trainer import zero_memory
 
 _PLAIN_MLP = MLP.forward
 
@@ -27,8 +28,10 @@ def prepare(block: Any, settings: Settings) -> None:
     if settings.swap_attention:
         _recompute_mlps(block, settings)
         return
-    if settings.recompute_activation_function:
+    if settings.recompute_activation_function or settings.moe_zero_memory != "disable":
         MLP.forward = _mlp_forward
+    if settings.moe_zero_memory != "disable":
+        zero_memory.prepare(block, settings)
     if settings.recompute_method == "block":
         block._checkpointed_forward = types.MethodType(_checkpoint_some_layers, block)
         block.recompute_settings = settings
@@ -50,7 +53,8 @@ def _mlps(mlp: Any, settings: Settings) -> list[Any]:
     # `parallel_transformer_layer_init_wrapper`: https://gitcode.com/Ascend/MindSpeed/blob/v2.2.0_core_r0.12.1/mindspeed/core/transformer/transformer.py#L25
     if not isinstance(mlp, MoELayer):
         return [mlp]
-    return [*getattr(mlp.experts, "local_experts", []), *([mlp.shared_experts] if settings.n_shared_experts else [])]
+    overlapped = [mlp] if hasattr(mlp, "recomputes_activation") else []
+    return [*overlapped, *getattr(mlp.experts, "local_experts", []), *([mlp.shared_experts] if settings.n_shared_experts else [])]
 
 
 def keep_until_collected() -> None:
