@@ -1,9 +1,9 @@
 """Mixtures of experts, latent attention and fine-tuning: the embedded trainer against MindSpeed-LLM itself, case by case.
 
-    MINDSPEED_CORE_MS_PATH=… python benchmarks/moe_accuracy.py --out DIR [--only shared,mla] [--markdown docs/moe_accuracy.md]
+    MINDSPEED_CORE_MS_PATH=… python benchmarks/moe_accuracy.py --out DIR [--scripts] [--only "shared;MLA"] [--markdown FILE]
 
-Every rank class of every case is run by both trainers with the same arguments, iterations and microbatches. Records stay in
-DIR and are used again; the page has a table for each release that was run there. The Python that runs it needs the packages
+Every rank class of every case, or of upstream's own scripts at full size, is run by both trainers with the same arguments,
+iterations and microbatches. Records stay in DIR and are used again; the page has a table for each release that was run there. The Python that runs it needs the packages
 of MindSpeed-Core-MS's requirements.txt.
 """
 
@@ -13,14 +13,17 @@ import argparse
 import json
 import os
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+from moe_full_size import EXAMPLES, overrides_of, scripts
 
 from mindspeed_dryrun.errors import DryRunError
 from mindspeed_dryrun.launch.job import Job, understand
 from mindspeed_dryrun.launch.msrun_call import read_msrun_call
 from mindspeed_dryrun.launch.releases import release_of
-from mindspeed_dryrun.launch.run import Execution, dry_run_job
+from mindspeed_dryrun.launch.run import Execution, dry_run_job, read_job
 from mindspeed_dryrun.megatron.arguments import override_args
 from mindspeed_dryrun.record.model import RankReport, Report
 from mindspeed_dryrun.record.run_spec import RunSpec
@@ -64,6 +67,12 @@ DEEPSEEK3 = (
 PREDICT = " --mtp-num-layers 1 --mtp-loss-scaling-factor 0.3"
 EXTENDED = GROUPED + TP2 + EP2 + " --moe-tp-extend-ep"
 OVERLAP = " --moe-alltoall-overlap-comm"
+RING2 = " --context-parallel-size 2 --context-parallel-algo megatron_cp_algo --use-cp-send-recv-overlap"
+ULYSSES2 = " --context-parallel-size 2 --context-parallel-algo ulysses_cp_algo"
+AUX_FREE = (
+    " --moe-router-score-function sigmoid --moe-router-enable-expert-bias --moe-router-load-balancing-type none"
+    " --moe-router-topk-scaling-factor 2.5 --norm-topk-prob --moe-router-dtype fp32"
+)
 COC = " --use-ascend-coc --coc-fused-kernel"
 TUNE = " --stage sft --is-instruction-dataset --prompt-type llama3 --finetune"
 LORA = " --lora-r 8 --lora-alpha 16 --lora-target-modules linear_qkv linear_proj linear_fc1 linear_fc2"
@@ -265,6 +274,92 @@ CASES = {
         " --overlap-param-gather --gemm-gradient-accumulation-fusion --use-cp-send-recv-overlap --neat-pack", "26.1.0"
     ),
     "sliding window": Case(2, PP2 + " --sliding-window 512"),
+    # Flags together that the cases above have one by one.
+    "experts, TP 2, ring of 2": experts(4, GROUPED + TP2 + EP2 + RING2),
+    "experts, Ulysses 2": experts(4, GROUPED + EP2 + ULYSSES2),
+    "experts gathered, TP 2, Ulysses 2": experts(
+        4, TP2 + EP2 + ULYSSES2 + " --moe-grouped-gemm --moe-token-dispatcher-type allgather"
+    ),
+    "experts, ring of rings": experts(
+        4, GROUPED + EP2 + " --context-parallel-size 4 --context-parallel-algo hybrid_cp_algo --ulysses-degree-in-cp 2"
+        " --use-cp-send-recv-overlap"
+    ),
+    "overlapped, Ulysses 2, TP extends EP": experts(8, EXTENDED + OVERLAP + ULYSSES2),
+    "multi-token prediction, VPP 2": experts(
+        4, GROUPED + EP2 + PP2 + PREDICT + " --num-layers 8 --num-layers-per-virtual-pipeline-stage 2"
+    ),
+    "multi-token prediction, recomputed block by block, MLA": experts(
+        4, GROUPED + EP2 + PP2 + LATENT + PREDICT + " --q-lora-rank 384 --recompute-granularity full --recompute-method block"
+        " --recompute-num-layers 1"
+    ),
+    "multi-token prediction, SFT": tuning(2, PP2 + PREDICT),
+    "multi-token prediction, gathered, aux-free": experts(
+        2, EP2 + PREDICT + AUX_FREE + " --moe-grouped-gemm --moe-token-dispatcher-type allgather"
+    ),
+    "aux-free, gathered, TP 2": experts(4, TP2 + EP2 + AUX_FREE + " --moe-grouped-gemm --moe-token-dispatcher-type allgather"),
+    "aux-free, alltoall": experts(2, EP2 + AUX_FREE + " --moe-grouped-gemm --moe-token-dispatcher-type alltoall"),
+    "aux-free, alltoall_seq, TP 2": experts(4, GROUPED + TP2 + EP2 + AUX_FREE),
+    "aux-free, experts one by one, sequence loss": experts(2, EP2 + AUX_FREE + " --moe-token-dispatcher-type alltoall_seq --seq-aux"),
+    "overlapped alltoall, shared experts, PP 2": experts(
+        4, EP2 + PP2 + " --moe-grouped-gemm --moe-token-dispatcher-type alltoall" + OVERLAP + " --n-shared-experts 2"
+    ),
+    "activation functions recomputed, experts": experts(2, GROUPED + EP2 + " --recompute-activation-function"),
+    "activation functions recomputed, shared experts, first layer dense": experts(
+        2, GROUPED + EP2 + " --recompute-activation-function --n-shared-experts 1 --first-k-dense-replace 1 --moe-layer-freq 1"
+    ),
+    "activation functions recomputed, experts one by one": experts(
+        2, EP2 + " --moe-token-dispatcher-type alltoall_seq --recompute-activation-function"
+    ),
+    "norms recomputed, MLA, experts": experts(2, GROUPED + EP2 + LATENT + " --q-lora-rank 384 --recompute-norm"),
+    "first layer dense, uneven stages": experts(
+        4, GROUPED + EP2 + PP2 + " --num-layers 8 --num-layer-list 3,5 --first-k-dense-replace 1 --moe-layer-freq 1"
+    ),
+    "first layer dense, empty layers, VPP 2": experts(
+        4, GROUPED + EP2 + PP2 + " --num-layers 8 --noop-layers 6,7 --first-k-dense-replace 1 --moe-layer-freq 1"
+        " --num-layers-per-virtual-pipeline-stage 2"
+    ),
+    "capacity, dropped, TP 2, shared experts": experts(
+        4, GROUPED + TP2 + EP2 + " --moe-expert-capacity-factor 1.5 --n-shared-experts 1"
+    ),
+    "capacity, padded, gathered": experts(
+        2, EP2 + " --moe-grouped-gemm --moe-token-dispatcher-type allgather --moe-expert-capacity-factor 2.0"
+        " --moe-pad-expert-input-to-capacity"
+    ),
+    "hidden dropout, experts": experts(2, GROUPED + EP2 + " --hidden-dropout 0.1"),
+    "GELU, LayerNorm, experts one by one": Case(
+        2, MOE + EP2 + " --moe-token-dispatcher-type alltoall_seq --normalization LayerNorm --no-bias-gelu-fusion",
+        without="--swiglu --use-fused-swiglu --use-fused-rmsnorm",
+    ),
+    "MLA, swapped attention": Case(2, LATENT + PP2 + " --q-lora-rank 384 --swap-attention"),
+    "SFT, experts, PP 2, TP 2": tuning(8, MOE + GROUPED + PP2 + TP2 + EP2),
+    "SFT, MLA, TP 2, recomputed": tuning(2, LATENT + TP2 + " --q-lora-rank 384 --sequence-parallel" + FULL),
+    "SFT, packed, PP 2, VPP 2": packed(
+        2, TUNE + PP2 + " --num-layers 8 --num-layers-per-virtual-pipeline-stage 2", "26.1.0"
+    ),
+    "SFT, packed, MLA, experts, TP extends EP": packed(8, TUNE + MOE + EXTENDED + PP2 + LATENT + " --q-lora-rank 384", "26.1.0"),
+    "LoRA, MLA, TP 2": tuning(2, TP2 + LATENT + " --q-lora-rank 384 --sequence-parallel" + LORA),
+    "LoRA, MLA, split products, fused": tuning(2, LATENT + " --q-lora-rank 384 --mla-mm-split --lora-fusion" + LORA),
+    "LoRA, shared experts, PP 2": tuning(
+        4, MOE + EP2 + PP2 + " --moe-token-dispatcher-type alltoall_seq --n-shared-experts 1" + LORA
+    ),
+    "LoRA, VPP 2, packed": packed(
+        2, TUNE + PP2 + " --num-layers 8 --num-layers-per-virtual-pipeline-stage 2" + LORA, "26.1.0"
+    ),
+    "LoRA, experts in groups": tuning(2, MOE + GROUPED + EP2 + LORA),
+    "DPO, VPP 2, TP 2": Case(
+        4, DPO + TP2 + PP2 + " --sequence-parallel --num-layers 8 --num-layers-per-virtual-pipeline-stage 2", "posttrain_gpt.py"
+    ),
+    "DPO, experts": Case(2, DPO + MOE + GROUPED + EP2, "posttrain_gpt.py"),
+    "DPO, MLA": Case(2, DPO + LATENT + " --q-lora-rank 384", "posttrain_gpt.py"),
+    "DPO, LoRA": Case(2, DPO + PP2 + LORA, "posttrain_gpt.py"),
+    "MLA, ring of 2": Case(2, LATENT + RING2 + " --q-lora-rank 384"),
+    "MLA, Ulysses 2": Case(2, LATENT + ULYSSES2 + " --q-lora-rank 384"),
+    "multi-token prediction, Ulysses 2": Case(2, PREDICT + ULYSSES2),
+    "multi-token prediction, LoRA": tuning(2, PP2 + PREDICT + LORA),
+    "zero memory, overlapped": experts(2, GROUPED + EP2 + OVERLAP + " --moe-zero-memory level0"),
+    "zero memory of some layers, shared experts": experts(
+        2, GROUPED + EP2 + OVERLAP + " --moe-zero-memory level1 --moe-zero-memory-num-layers 2 --n-shared-experts 1"
+    ),
 }  # fmt: skip
 
 
@@ -274,16 +369,41 @@ def job_of(case: Case, release: str) -> Job:
     argv = ["--worker_num", str(case.world_size), "--local_worker_num", str(min(8, case.world_size)), case.program]
     flags = [word for word in case.flags.split() if word != other]
     groups = [] if "--multi-latent-attention" in flags else ["--group-query-attention", "--num-query-groups", "4"]
-    args = [word for word in override_args([*COMMON.split(), *groups], flags) if word != case.without]
+    args = [word for word in override_args([*COMMON.split(), *groups], flags) if word not in case.without.split()]
     return understand(read_msrun_call([*argv, *args], str(Path.cwd())), "a case")
 
 
-def run(name: str, trainer: str, out: Path, release: str) -> Report | str:
+@dataclass(frozen=True)
+class Task:
+    """A job that both trainers run."""
+
+    name: str
+    world_size: int
+    job: Job
+    overrides: tuple[str, ...] = ()
+
+
+def small_tasks(release: str) -> Iterator[Task]:
+    """The cases above."""
+    for name, case in CASES.items():
+        if release in case.releases:
+            yield Task(name, case.world_size, job_of(case, release))
+
+
+def script_tasks(root: Path, more: str) -> Iterator[Task]:
+    """Upstream's own scripts, at full size, with more arguments if there are any."""
+    for path in scripts(root):
+        overrides = (*overrides_of(path), *more.split())
+        job = read_job(path, RunSpec(overrides=overrides))
+        yield Task(str(path.relative_to(root / EXAMPLES)) + (more and f", {more}"), job.world_size, job, overrides)
+
+
+def run(task: Task, trainer: str, out: Path, release: str) -> Report | str:
     """The report, or the sentence that refuses the job."""
-    print(f"{name}: {trainer}", file=sys.stderr, flush=True)
+    print(f"{task.name}: {trainer}", file=sys.stderr, flush=True)
     try:
-        folder = out / release / trainer / "".join(letter if letter.isalnum() else "_" for letter in name)
-        return dry_run_job(job_of(CASES[name], release), folder, RunSpec(trainer=trainer), Execution(jobs=1))
+        folder = out / release / trainer / "".join(letter if letter.isalnum() else "_" for letter in task.name)
+        return dry_run_job(task.job, folder, RunSpec(trainer=trainer, overrides=task.overrides), Execution(jobs=1))
     except DryRunError as error:
         return str(error)
 
@@ -295,7 +415,7 @@ def figure(rank: RankReport | None, why: str) -> str:
 
 
 def difference(ours: RankReport | None, theirs: RankReport | None) -> str:
-    if ours is None or theirs is None or None in (ours.used_peak_mb, theirs.used_peak_mb):
+    if ours is None or theirs is None or not {ours.status, theirs.status} <= {"ok", "oom"}:
         return "—"
     more = int(ours.used_peak_mb or 0) - int(theirs.used_peak_mb or 0)
     return "equal" if not more else f"{more:+d} ({100 * more / int(theirs.used_peak_mb or 1):+.2f} %)"
@@ -316,7 +436,7 @@ class Row:
         return f"| {self.case} | {self.ranks} | {self.rank} | {self.embedded} | {self.upstream} | {self.difference} |"
 
 
-def rows(name: str, ours: Report | str, theirs: Report | str) -> list[Row]:
+def rows(task: Task, ours: Report | str, theirs: Report | str) -> list[Row]:
     """One row for each rank class."""
     tables = [{} if isinstance(report, str) else {rank.rank: rank for rank in report.ranks} for report in (ours, theirs)]
     reasons = [report if isinstance(report, str) else "" for report in (ours, theirs)]
@@ -324,59 +444,73 @@ def rows(name: str, ours: Report | str, theirs: Report | str) -> list[Row]:
     for number in sorted({*tables[0], *tables[1]} or {0}):
         pair = tables[0].get(number), tables[1].get(number)
         figures = {"embedded": figure(pair[0], reasons[0]), "upstream": figure(pair[1], reasons[1])}
-        found.append(Row(case=name, ranks=CASES[name].world_size, rank=number, difference=difference(*pair), **figures))
+        found.append(Row(case=task.name, ranks=task.world_size, rank=number, difference=difference(*pair), **figures))
     return found
 
 
 HEADER = """# Mixtures of experts, latent attention and fine-tuning: how exact the embedded trainer is
 
-Made by `benchmarks/moe_accuracy.py{only} --markdown docs/moe_accuracy.md`, once with each release of MindSpeed-LLM. Used peak in
-MB of every rank class, with an even load of experts: the embedded trainer, MindSpeed-LLM itself (its own trainer in a dry
-run), and the difference.
+Made by `benchmarks/moe_accuracy.py --markdown docs/moe_accuracy.md`, with each release of MindSpeed-LLM, and once more with
+`--scripts`. Used peak in MB of every rank class, with an even load of experts: the embedded trainer, MindSpeed-LLM itself (its
+own trainer in a dry run), and the difference. The small cases are those of the benchmark; the scripts are upstream's own at full
+size, unmodified.
 """
 TABLE = """
-## MindSpeed-LLM {release}
+## {kind}, {release}
 
-{equal} of {count} rank classes in {cases} cases are equal.
+{equal} of {count} rank classes in {cases} {noun} are equal.
 
-| case | ranks | rank | embedded | MindSpeed-LLM | difference |
+| {one} | ranks | rank | embedded | MindSpeed-LLM | difference |
 |---|---|---|---|---|---|
 """
+KINDS = {"cases": ("Small cases", "case"), "scripts": ("Scripts at full size", "script")}
 
 
-def page(tables: dict[str, list[Row]], only: str) -> str:
-    """The tables as a page, each with how much of it is equal."""
-    text = HEADER.format(only=f' --only "{only}"' if only else "")
-    for release, lines in tables.items():
-        equal = sum(row.difference == "equal" for row in lines)
-        text += TABLE.format(release=release, equal=equal, count=len(lines), cases=len({row.case for row in lines}))
-        text += "".join(f"{row.markdown()}\n" for row in lines)
+def page(out: Path) -> str:
+    """All tables that were made so far as a page, each with how much of it is equal."""
+    text = HEADER
+    for noun, (kind, one) in KINDS.items():
+        for file in sorted(out.glob(f"{noun}-*.json")):
+            lines = kept(file)
+            text += TABLE.format(
+                kind=kind,
+                release=file.stem.partition("-")[2],
+                equal=sum(row.difference == "equal" for row in lines),
+                count=len(lines),
+                cases=len({row.case for row in lines}),
+                noun=noun,
+                one=one,
+            )
+            text += "".join(f"{row.markdown()}\n" for row in lines)
     return text
 
 
-def kept_tables(out: Path) -> dict[str, list[Row]]:
-    """What was run so far, by release."""
-    files = sorted(out.glob("rows-*.json"))
-    return {file.stem.removeprefix("rows-"): [Row(**row) for row in json.loads(file.read_text("utf-8"))] for file in files}
+def kept(file: Path) -> list[Row]:
+    """What was run so far."""
+    return [Row(**row) for row in json.loads(file.read_text("utf-8"))] if file.exists() else []
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="", help="parts of case names, with commas between them")
+    parser.add_argument("--only", default="", help="parts of names, with semicolons between them")
+    parser.add_argument("--scripts", action="store_true", help="upstream's own scripts in place of the small cases")
+    parser.add_argument("--more", default="", help='more arguments for the scripts, as in --more="--transformer-impl local"')
     parser.add_argument("--out", type=Path, required=True, help="folder for the records")
     parser.add_argument("--markdown", type=Path, help="file to write the tables to")
     options = parser.parse_args()
-    release = release_of(Path(os.environ["MINDSPEED_CORE_MS_PATH"])) or "unknown"
-    lines: list[Row] = []
-    for name, case in CASES.items():
-        if release in case.releases and any(part in name for part in options.only.split(",")):
-            found = rows(name, *(run(name, trainer, options.out, release) for trainer in ("embedded", "script")))
-            print("\n".join(row.markdown() for row in found), flush=True)
-            lines += found
-            # After each case, so that a run that is stopped leaves a table.
-            (options.out / f"rows-{release}.json").write_text(json.dumps([vars(row) for row in lines], indent=1), "utf-8")
-            if options.markdown:
-                options.markdown.write_text(page(kept_tables(options.out), options.only), "utf-8")
+    root = Path(os.environ["MINDSPEED_CORE_MS_PATH"])
+    release = release_of(root) or "unknown"
+    file = options.out / f"{'scripts' if options.scripts else 'cases'}-{release}.json"
+    for task in script_tasks(root, options.more) if options.scripts else small_tasks(release):
+        if not any(part in task.name for part in options.only.split(";")):
+            continue
+        found = rows(task, *(run(task, trainer, options.out, release) for trainer in ("embedded", "script")))
+        print("\n".join(row.markdown() for row in found), flush=True)
+        # After each, so that a run that is stopped leaves a table.
+        lines = [row for row in kept(file) if row.case != task.name] + found
+        file.write_text(json.dumps([vars(row) for row in lines], indent=1), "utf-8")
+        if options.markdown:
+            options.markdown.write_text(page(options.out), "utf-8")
 
 
 if __name__ == "__main__":

@@ -54,11 +54,16 @@ def scripts(root: Path) -> Iterator[Path]:
     yield from mixtures + tuning
 
 
+def overrides_of(path: Path) -> tuple[str, ...]:
+    """The vocabulary, where a script has none of its own."""
+    vocabulary = VOCABULARIES.get(path.parent.name)
+    return ("--vocab-size", vocabulary) if vocabulary else ()
+
+
 def measure(root: Path, path: Path, release: str, out: Path) -> FullSize:
     """Runs the two ranks of one script."""
     name = str(path.relative_to(root / EXAMPLES))
-    vocabulary = VOCABULARIES.get(path.parent.name)
-    overrides = ("--vocab-size", vocabulary) if vocabulary else ()
+    overrides = overrides_of(path)
     layout = ""
     try:
         job = read_job(path, RunSpec(overrides=overrides))

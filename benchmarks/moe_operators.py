@@ -72,10 +72,10 @@ def tensors(path: Path) -> list[Tensor]:
     starts = [int(row["start_time_stamp"]) for row in rows]
     return [
         Tensor(
-            size_bytes=row["node_name"],
-            blocks=int(row["size"]),
-            category=bisect(starts, int(row["end_time_stamp"])) - index,
-            operator=_line(row),
+            operator=row["node_name"],
+            size=int(row["size"]),
+            lifetime=bisect(starts, int(row["end_time_stamp"])) - index,
+            line=_line(row),
         )
         for index, row in enumerate(rows)
     ]

@@ -131,7 +131,7 @@ def make_plan(job: Job, spec: RunSpec, engine: Engine | None, timeout_s: float =
     notes = [*(engine.notes if engine else ()), *job.notes, *chosen.notes, *input_notes]
     notes += _sample_notes(job, spec)
     if job.is_megatron and count < job.microbatches:
-        notes.append(_of_a_short_run(job, iterations, count, chosen.grows))
+        notes.append(_of_a_short_run(job, iterations, count, chosen.keeps_checkpoints))
     return Plan(
         job=job,
         spec=spec,
@@ -241,6 +241,7 @@ def rank_environment(
         scratch=f"{folder}/scratch",
         moe_load=spec.moe_load,
         release=trainer.release,
+        keeps_checkpoints=trainer.keeps_checkpoints,
         sample_length=spec.sample_length,
     )
     return {**env, **activation.to_env()}

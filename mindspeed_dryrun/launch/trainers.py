@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import hashlib
 import importlib.util
@@ -27,9 +26,6 @@ CORE_MS = "MINDSPEED_CORE_MS_PATH"
 _PROJECTS = {"MindSpeed": "mindspeed/__init__.py", "Megatron-LM": "megatron/training/__init__.py"}
 _ADAPTERS = ("MSAdapter", "msadapter")
 _PACKAGES = ("transformers", "peft")
-# `wrapped_run_func`: https://gitcode.com/Ascend/MindSpeed-LLM/blob/v26.1.0/mindspeed_llm/core/tensor_parallel/layers.py#L244
-# In v26.0.0 and v26.1.0, and gone from the branches 26.1.0 and master since 11 August 2026; v2.3.0 has no such function.
-_RECOMPUTATION = ("mindspeed_llm/core/tensor_parallel/layers.py", "wrapped_run_func", "ctx")
 # `get_model`: https://gitcode.com/Ascend/MindSpeed-LLM/blob/v2.2.0/mindspeed_llm/tasks/posttrain/lora/qlora.py#L101
 _QLORA = (
     "--qlora keeps weights on the host until a checkpoint is loaded in 4 bits (bitsandbytes), which a dry run does not do: "
@@ -56,7 +52,7 @@ class Trainer:
     problem: str | None = None  # why it cannot run here; a plan can still be shown
     notes: tuple[str, ...] = ()
     release: str = ""  # of the MindSpeed-LLM whose place the embedded trainer takes, where it is known
-    grows: bool = False  # a longer run may need more than a short one
+    keeps_checkpoints: bool = False  # of recomputed layers, until the collector runs: a longer run may need more than a short one
 
 
 def choose_trainer(job: Job, wanted: str = "auto") -> Trainer:
@@ -118,20 +114,14 @@ def _script_trainer(job: Job) -> Trainer:
     lacking = [name for name in missing_packages(root) if name.split("==")[0] in _PACKAGES]
     if lacking and not problem:
         problem = f"it imports {' and '.join(lacking)}, not installed: pip install {' '.join(lacking)}"
-    grows = job.arguments.values.get("--recompute-granularity") == ("full",) and _keeps_what_is_recomputed(folder)
-    notes = (_COLLECTOR,) if grows else ()
-    return Trainer(kind="script", program=str(program), path=tuple(path), problem=problem, notes=notes, grows=grows)
+    keeps = _keeps_checkpoints(job, folder)
+    notes = (_COLLECTOR,) if keeps else ()
+    return Trainer(kind="script", program=str(program), path=tuple(path), problem=problem, notes=notes, keeps_checkpoints=keeps)
 
 
-def _keeps_what_is_recomputed(tree: Path) -> bool:
-    """Whether a layer's `ctx` holds a function that holds `ctx`: found in the source, because tag and branch differ."""
-    file, function, held = _RECOMPUTATION
-    try:
-        nodes = ast.walk(ast.parse((tree / file).read_text(encoding="utf-8", errors="replace")))
-    except (OSError, SyntaxError):
-        return False
-    functions = (node for node in nodes if isinstance(node, ast.FunctionDef) and node.name == function)
-    return any(isinstance(part, ast.Name) and part.id == held for node in functions for part in ast.walk(node))
+def _keeps_checkpoints(job: Job, folder: Path) -> bool:
+    full = job.arguments.values.get("--recompute-granularity") == ("full",)
+    return full and installed.keeps_checkpoints(folder)
 
 
 def _embedded(job: Job) -> Trainer:
@@ -143,17 +133,20 @@ def _embedded(job: Job) -> Trainer:
         problem = None
     except DryRunError as error:
         path, problem = (), str(error)
-    release = _release(job)
+    own = _find_program(job)
+    # Of the MindSpeed-LLM that the script belongs to: releases allocate differently in a few places.
+    release = (own and installed.mindspeed_llm_release(own.parent)) or ""
     notes = upstream_errors.foreseen(job.args, release) if release and job.is_megatron else ()
+    keeps = bool(own and _keeps_checkpoints(job, own.parent))
     return Trainer(
-        kind="embedded", program=EMBEDDED, path=path, problem=embedded_refusal(job) or problem, notes=notes, release=release
+        kind="embedded",
+        program=EMBEDDED,
+        path=path,
+        problem=embedded_refusal(job) or problem,
+        notes=(*notes, _COLLECTOR) if keeps else notes,
+        release=release,
+        keeps_checkpoints=keeps,
     )
-
-
-def _release(job: Job) -> str:
-    """The release of the MindSpeed-LLM that the script belongs to; releases allocate differently in a few places."""
-    program = _find_program(job)
-    return (program and installed.mindspeed_llm_release(program.parent)) or ""
 
 
 def embedded_refusal(job: Job) -> str | None:

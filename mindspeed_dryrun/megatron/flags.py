@@ -197,7 +197,7 @@ _TABLE: tuple[Flag, ...] = (
         prompt-type-path= bert-no-binary-head op-cal-tflops input-jitter"""),
     *_group(Handling.REFUSED, "experts", "a way to run experts that is not modelled: run it with the script's own trainer", """
         moe-input-jitter-eps= moe-extended-tp moe-allgather-overlap-comm
-        moe-fb-overlap moe-zero-memory=@fewer_activations moe-zero-memory-num-layers=
+        moe-fb-overlap
         moe-adaptive-recompute-activation@fewer_activations moe-adaptive-recompute-activation-scale=
         moe-layer-recompute@fewer_activations moe-model-type= moe-bmm-mc2 moe-dynamic-padding moe-enable-deepep
         moe-no-drop moe-revert-type-after-topk moe-shared-expert-overlap moe-train-capacity-factor=

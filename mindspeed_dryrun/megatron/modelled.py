@@ -203,6 +203,8 @@ class ExpertFlags:
     moe_permutation_async_comm: bool = False
     moe_tp_extend_ep: bool = by_strategy(False)
     moe_alltoall_overlap_comm: bool = False
+    moe_zero_memory: str = only("disable", "level0", "level1", tags=("fewer_activations",))
+    moe_zero_memory_num_layers: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

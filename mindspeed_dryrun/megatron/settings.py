@@ -247,6 +247,8 @@ def _refuse_experts(given: TrainerFlags) -> None:
         raise UsageError("--moe-tp-extend-ep works with --moe-grouped-gemm and --moe-token-dispatcher-type alltoall_seq only.")
     if given.moe_alltoall_overlap_comm:
         _refuse_overlap(given)
+    if given.moe_zero_memory != "disable":
+        _refuse_zero_memory(given)
 
 
 def _refuse_overlap(given: TrainerFlags) -> None:
@@ -271,13 +273,23 @@ def _refuse_overlap(given: TrainerFlags) -> None:
             )
 
 
+def _refuse_zero_memory(given: TrainerFlags) -> None:
+    if not given.moe_alltoall_overlap_comm:
+        raise UsageError("--moe-zero-memory needs --moe-alltoall-overlap-comm.")
+    for unmodelled, name in (
+        (given.moe_token_dispatcher_type != "alltoall_seq", "another dispatcher than alltoall_seq"),
+        (given.num_experts == given.expert_model_parallel_size, "one expert a rank"),
+        (given.mtp_num_layers, "multi-token prediction"),
+    ):
+        if unmodelled:
+            raise UsageError(f"--moe-zero-memory with {name} is not modelled: run it with the script's own trainer.")
+
+
 def _refuse_prediction(given: TrainerFlags) -> None:
     if not given.mtp_num_layers:
         return
     for unmodelled, name in (
-        (given.context_parallel_size > 1, "context parallelism"),
         (given.recompute_norm or given.recompute_activation_function, "recomputed norms or activation functions"),
-        (given.lora_target_modules, "LoRA"),
         (given.stage == "dpo", "DPO"),
     ):
         if unmodelled:
@@ -288,8 +300,6 @@ def _refuse_latent_attention(given: TrainerFlags) -> None:
     latent = bool(given.spec and given.spec.endswith("deepseek_spec"))
     if latent != given.multi_latent_attention:
         raise UsageError("--multi-latent-attention is modelled with --spec mindspeed_llm.tasks.models.spec.deepseek_spec only.")
-    if latent and given.context_parallel_size > 1:
-        raise UsageError("Multi-latent attention with context parallelism is not modelled: run it with the script's own trainer.")
 
 
 def _refuse_plain_attention(given: TrainerFlags) -> None:
@@ -308,9 +318,6 @@ def _refuse_preference(given: TrainerFlags) -> None:
     if given.stage != "dpo":
         return
     for unmodelled, name in (
-        (given.lora_target_modules, "LoRA"),
-        (given.num_experts, "experts"),
-        (given.multi_latent_attention, "multi-latent attention"),
         (given.context_parallel_size > 1, "context parallelism"),
         (given.reset_position_ids or given.reset_attention_mask, "packed samples"),
     ):

@@ -84,6 +84,22 @@ def mindspeed_llm_release(tree: Path) -> str | None:
     return said and said.partition("dev")[0]
 
 
+def keeps_checkpoints(tree: Path) -> bool:
+    """Whether what a recomputed layer saves stays until Python's garbage collector runs, in this tree of MindSpeed-LLM.
+
+    Its `checkpoint_forward_wrapper` makes a function that `ctx` holds, and that holds `ctx`. So it is at the tags v26.0.0 and
+    v26.1.0, not in 2.3.0, and no more on the branches 26.1.0 and master since 11 August 2026.
+    """
+    # `wrapped_run_func`: https://gitcode.com/Ascend/MindSpeed-LLM/blob/v26.1.0/mindspeed_llm/core/tensor_parallel/layers.py#L244
+    source = tree / "mindspeed_llm" / "core" / "tensor_parallel" / "layers.py"
+    try:
+        nodes = ast.walk(ast.parse(source.read_text(encoding="utf-8", errors="replace")))
+    except (OSError, SyntaxError, ValueError):
+        return False
+    functions = (node for node in nodes if isinstance(node, ast.FunctionDef) and node.name == "wrapped_run_func")
+    return any(isinstance(part, ast.Name) and part.id == "ctx" for node in functions for part in ast.walk(node))
+
+
 def _megatron_version() -> str | None:
     source = origin("megatron.core.package_info")
     if source is None:

@@ -224,7 +224,7 @@ def test_a_tree_that_leaves_recomputed_layers_to_the_garbage_collector_is_told(
         layers.write_text(f"def forward(ctx, kinds):\n    def wrapped_run_func(*args):\n        {body}\n")
     found = job(tmp_path / "MindSpeed-LLM", extra=extra + " --global-batch-size 64")
     chosen = choose_trainer(found, "script")
-    assert any("garbage collector" in note for note in chosen.notes) is said is chosen.grows
+    assert any("garbage collector" in note for note in chosen.notes) is said is chosen.keeps_checkpoints
     notes = make_plan(found, RunSpec(trainer="script"), None).notes
     assert any("a longer run may need more" in note for note in notes) is said
 

@@ -46,7 +46,7 @@ def test_fused_linear_layers_are_modelled_in_one_form_only(args: str) -> None:
 @pytest.mark.parametrize(
     ("args", "named", "kind"),
     [
-        ("--moe-zero-memory level0", "--moe-zero-memory", "way to run experts"),
+        ("--moe-fb-overlap", "--moe-fb-overlap", "way to run experts"),
         ("--moe-router-load-balancing-type sinkhorn", "--moe-router-load-balancing-type", "not modelled"),
         ("--mla-zero-memory", "--mla-zero-memory", "multi-latent attention"),
         ("--qlora", "--qlora", "LoRA"),
@@ -190,11 +190,30 @@ def test_adapters_are_those_of_the_layers_named() -> None:
             read(*targets, *more)
 
 
+@pytest.mark.parametrize(
+    ("more", "complaint"),
+    [
+        ("--moe-zero-memory level0", "--moe-zero-memory needs --moe-alltoall-overlap-comm"),
+        ("--moe-zero-memory level1 --moe-alltoall-overlap-comm --moe-token-dispatcher-type alltoall", "than alltoall_seq"),
+        ("--moe-zero-memory level1 --moe-alltoall-overlap-comm --mtp-num-layers 1", "multi-token prediction"),
+    ],
+)
+def test_zero_memory_is_refused_where_it_is_not_modelled(more: str, complaint: str) -> None:
+    mixture = (  # noqa: SIM905
+        "--tensor-model-parallel-size 1 --num-experts 8 --expert-model-parallel-size 2 --moe-grouped-gemm "
+        "--moe-token-dispatcher-type alltoall_seq"
+    ).split()
+    both = (*mixture, "--moe-alltoall-overlap-comm", "--moe-zero-memory", "level1", "--moe-zero-memory-num-layers", "2")
+    assert read(*both).moe_zero_memory_num_layers == 2
+    with pytest.raises(UsageError, match=complaint):
+        read(*mixture, *more.split())
+
+
 def test_preference_optimization_is_refused_where_it_is_not_modelled() -> None:
     pairs = ("--stage", "dpo", "--is-pairwise-dataset")
     assert read(*pairs).stage == "dpo"
     for more, complaint in (
-        ("--lora-target-modules linear_qkv", "DPO with LoRA"),
+        ("--pipeline-model-parallel-size 1 --context-parallel-size 2", "DPO with context parallelism"),
         ("--reset-position-ids", "DPO with packed samples"),
     ):
         with pytest.raises(UsageError, match=complaint):

@@ -71,6 +71,21 @@ def unpermute(original: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+def sort_chunks(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Chunks of any sizes that make up the tokens: which ones has no bearing on memory."""
+
+    @functools.wraps(original)
+    def call(tokens: Any, split_sizes: Any, *args: Any, **kwargs: Any) -> Any:
+        sizes, rows = split_sizes.tolist(), int(tokens.shape[0])
+        if sum(sizes) != rows:
+            import torch
+
+            split_sizes = torch.tensor(even_shares(rows, len(sizes)), dtype=torch.int64)
+        return original(tokens, split_sizes, *args, **kwargs)
+
+    return call
+
+
 def allgather_permutation(original: Callable[..., Any]) -> Callable[..., Any]:
     """The all-gather dispatchers: counts per expert on the host, and selections of this rank's share."""
 

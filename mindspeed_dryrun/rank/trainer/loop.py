@@ -12,8 +12,8 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.utils import get_model_config
 
 from mindspeed_dryrun.megatron.settings import Settings
-from mindspeed_dryrun.rank import progress
-from mindspeed_dryrun.rank.trainer import context_parallel, preference, tuning
+from mindspeed_dryrun.rank import activation, progress
+from mindspeed_dryrun.rank.trainer import context_parallel, preference, recompute, tuning
 
 
 class MockData:
@@ -110,6 +110,8 @@ def train(settings: Settings, chunks: list[Any], optimizer: Any, frozen: list[An
 
     mock = tuning.TuningData(settings) if settings.stage else MockData(settings)
     forward_step = forward_step_of(settings, preference.Policies(chunks, frozen) if frozen else None)
+    if settings.recompute_granularity == "full" and activation.current().keeps_checkpoints:
+        recompute.keep_until_collected()
     total = settings.train_iters or 1
     for iteration in range(total):
         for chunk in chunks:

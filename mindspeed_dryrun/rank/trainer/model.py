@@ -150,8 +150,9 @@ class Model(GPTModel):  # type: ignore[misc]
             multi_token.add_norms(self.mtp, norm)
             self.final_layernorm = build_module(norm, config=config, hidden_size=config.hidden_size)
         self.rotary = rotary.Rotary(settings, context_parallel.sequence_slicer(settings)) if settings.rope else None
-        for layer in self.decoder.layers:
+        for layer, number in zip(self.decoder.layers, numbers, strict=True):
             if isinstance(layer, TransformerLayer):
+                _set_number(layer, number + 1)
                 layers.finish_layer(layer, settings)
         recompute.prepare(self.decoder, settings)
 
@@ -198,6 +199,13 @@ class Model(GPTModel):  # type: ignore[misc]
         if decoder_input is None or not self.settings.input_embeds_norm:
             return decoder_input
         return decoder_input * torch.tensor(self.settings.hidden_size**0.5, dtype=decoder_input.dtype)
+
+
+def _set_number(layer: TransformerLayer, number: int) -> None:
+    """From 1; megatron-core counts as if all stages had the same number of layers."""
+    layer.layer_number = number
+    if hasattr(layer.mlp, "set_layer_number"):
+        layer.mlp.set_layer_number(number)
 
 
 def layer_spec(settings: Settings, norm: ModuleSpec, number: int, real: bool = False) -> ModuleSpec:

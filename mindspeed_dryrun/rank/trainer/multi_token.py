@@ -17,7 +17,6 @@ from megatron.core.tensor_parallel import (
     scatter_to_sequence_parallel_region,
 )
 from megatron.core.transformer.module import MegatronModule
-from megatron.core.transformer.moe.experts import GroupedMLP
 from megatron.core.transformer.multi_token_prediction import (
     MTPLossAutoScaler,
     MTPLossLoggingHelper,
@@ -29,9 +28,6 @@ from megatron.core.transformer.spec_utils import ModuleSpec, build_module
 from megatron.core.utils import make_viewless_tensor
 
 from mindspeed_dryrun.megatron.settings import Settings
-from mindspeed_dryrun.rank.trainer import releases
-
-_DROPPED_EXPERTS: list[Any] = []
 
 
 class PredictionLayer(MegatronModule):  # type: ignore[misc]
@@ -46,12 +42,9 @@ class PredictionLayer(MegatronModule):  # type: ignore[misc]
         self.enorm, self.hnorm = (build_module(norm, config=config, hidden_size=size) for _ in range(2))
         options = {"gather_output": False, "bias": False, "skip_bias_add": False}
         self.eh_proj = ColumnParallelLinear(size * 2, size, config=config, init_method=config.init_method, **options)
+        # From 26.1.0 on `mtp_layer_init_wrapper` builds it twice. What is left of the first one goes with the collector, which a
+        # dry run lets look before the first iteration.
         self.transformer_layer = build_module(layer, config=config)
-        if releases.since("26.1.0"):
-            # `mtp_layer_init_wrapper` builds it again, and the first one goes when the second one is there.
-            first = self.transformer_layer
-            self.transformer_layer = build_module(layer, config=config)
-            _keep_experts(first)
 
     def forward(self, embedded: Any, hidden_states: Any, attention_mask: Any, rotary_pos_emb: Any) -> Any:
         config = self.config
@@ -68,19 +61,6 @@ class PredictionLayer(MegatronModule):  # type: ignore[misc]
                 hidden_states=hidden_states, attention_mask=attention_mask, rotary_pos_emb=rotary_pos_emb
             )
         return hidden_states
-
-
-def _keep_experts(layer: Any) -> None:
-    """Grouped experts refer to themselves (`activation_func_with_probs` in MindSpeed's moe_feature/gmm/experts.py).
-
-    So those of a layer that is dropped go when Python's collector gets to them, which may be before the peak or never: they are
-    kept, so that the figure is the same each time and not too low.
-    """
-    experts = getattr(layer.mlp, "experts", None)
-    if isinstance(experts, GroupedMLP):
-        _DROPPED_EXPERTS.append(experts)
-    for module in (layer.mlp, layer):
-        module._modules.clear()
 
 
 def block_spec(settings: Settings, norm: ModuleSpec, layer: ModuleSpec) -> ModuleSpec:

@@ -17,11 +17,15 @@ from megatron.core.transformer.moe.moe_layer import MoELayer
 from megatron.core.transformer.moe.moe_utils import permute, sort_chunks_by_idxs, unpermute
 
 from mindspeed_dryrun.rank.trainer.grouped import exchange
-from mindspeed_dryrun.rank.trainer.overlapped_experts import Handover, free, leaf, run_backward
+from mindspeed_dryrun.rank.trainer.overlapped_experts import Handover, leaf, run_backward
+from mindspeed_dryrun.rank.trainer.zero_memory import free
 
 
 class OverlappedAllToAllLayer(MoELayer):  # type: ignore[misc]
     """Experts of one rank, without tensor parallelism."""
+
+    memory = ""
+    recomputes_activation = False
 
     def forward(self, hidden_states: Any) -> tuple[Any, Any]:
         return _Layer.apply(hidden_states, self), None
@@ -98,7 +102,7 @@ class _Layer(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def forward(ctx: Any, hidden_states: Any, layer: Any) -> Any:
         hidden_states = leaf(hidden_states.detach())
-        dispatcher, handover = layer.token_dispatcher, Handover()
+        dispatcher, handover = layer.token_dispatcher, Handover(layer)
         with torch.enable_grad():
             scores_graph, routing_map = layer.router(hidden_states)
         scores = leaf(scores_graph)

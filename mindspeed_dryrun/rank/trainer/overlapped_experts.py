@@ -14,15 +14,19 @@ from megatron.core import parallel_state
 from megatron.core.transformer.moe.moe_utils import permute, sort_chunks_by_idxs, unpermute
 from mindspore.ops.function import math_func
 
-from mindspeed_dryrun.rank.trainer import releases
+from mindspeed_dryrun.rank.trainer import releases, zero_memory
 from mindspeed_dryrun.rank.trainer.extended_experts import ExtendedLayer
 from mindspeed_dryrun.rank.trainer.grouped import exchange, weights_gradient_in_place
+from mindspeed_dryrun.rank.trainer.zero_memory import free
 
 
 class OverlappedLayer(ExtendedLayer):
     """Experts of one rank; with tensor parallelism only where it extends expert parallelism."""
 
     # `MoELayerOverlapAllToAllSeq`: https://gitcode.com/Ascend/MindSpeed/blob/v2.2.0_core_r0.12.1/mindspeed/core/transformer/moe/moe_feature/overlap/moe_layer_overlap_all2allseq.py#L26
+
+    memory = ""  # what it gives up with `--moe-zero-memory`
+    recomputes_activation = False
 
     def forward(self, hidden_states: Any) -> tuple[Any, Any]:
         return _Layer.apply(hidden_states, self), None
@@ -33,6 +37,12 @@ class Handover:
 
     needed: tuple[Any, ...] = ()
     gradients: tuple[Any, Any] | None = None
+    again: zero_memory.Again | None = None
+    given_up: tuple[Any, ...] = ()
+
+    def __init__(self, layer: Any) -> None:
+        self.memory = layer.memory
+        self.recomputes_activation = layer.recomputes_activation or layer.memory == zero_memory.REBUILD
 
 
 def leaf(x: Any) -> Any:
@@ -42,12 +52,6 @@ def leaf(x: Any) -> Any:
     x = x.detach()
     x.requires_grad = True
     return x
-
-
-def free(*tensors: Any) -> None:
-    """Gives back the memory of tensors that something still refers to."""
-    for tensor in tensors:
-        tensor.untyped_storage().resize_(0)
 
 
 def run_backward(output: Any, gradient: Any) -> None:
@@ -61,7 +65,7 @@ class _Layer(torch.autograd.Function):  # type: ignore[misc]
     def forward(ctx: Any, hidden_states: Any, layer: Any) -> Any:
         hidden_states = hidden_states.detach()
         hidden_states.requires_grad = True
-        dispatcher, handover = layer.token_dispatcher, Handover()
+        dispatcher, handover = layer.token_dispatcher, Handover(layer)
         with torch.enable_grad():
             scores_graph, routing_map = layer.router(hidden_states)
         scores = leaf(scores_graph)
@@ -76,10 +80,7 @@ class _Layer(torch.autograd.Function):  # type: ignore[misc]
         group = parallel_state.get_expert_tensor_and_model_parallel_group()
         splits = dispatcher.output_splits, dispatcher.input_splits
         received, received_scores = (exchange(group, x, *splits) for x in (sent, sent_scores))
-        shared = None
-        if layer.shared_experts is not None:
-            with torch.enable_grad():
-                shared = layer.shared_experts(hidden_states)
+        shared, ctx.in_parts = _shared(layer, hidden_states)
         free(sent)
         received, received_scores = leaf(received), leaf(received_scores)
         with torch.enable_grad():
@@ -105,6 +106,9 @@ class _Layer(torch.autograd.Function):  # type: ignore[misc]
         else:
             total = output + shared
             free(output, shared)
+        if layer.memory:
+            handover.again = zero_memory.Again(layer, (hidden_states, routing_map, scores), (group, splits))
+            ctx.layer, ctx.counts = layer, counts
         ctx.handover, ctx.splits, ctx.group = handover, splits, group
         ctx.save_for_backward(
             scores_graph, scores, sent, sent_scores, received, tokens, received_scores, token_scores, outcome, outcome_leaf,
@@ -119,11 +123,22 @@ class _Layer(torch.autograd.Function):  # type: ignore[misc]
             ordered, returned_leaf, output, hidden_states, shared,
         ) = ctx.saved_tensors  # fmt: skip
         ctx.handover.needed = (ctx.group, ctx.splits, (scores,), received, tokens, received_scores, token_scores)
+        replayed = ctx.handover.memory == zero_memory.REPLAY
+        if replayed:
+            with torch.no_grad():
+                ctx.handover.again.send()
+            free(scores)
         output.backward(gradient)
         free(output)
         sent_back = exchange(ctx.group, returned_leaf.grad, *ctx.splits)
-        if shared is not None:
+        if ctx.in_parts is not None:
+            ctx.in_parts.backward(hidden_states, gradient)
+        elif shared is not None:
             shared.backward(gradient)
+        if replayed:
+            free(ctx.handover.again.sent)
+            zero_memory.replay(ctx.layer, ctx.handover.again, ctx.counts, ctx.handover.given_up)
+            ctx.handover.given_up = ()
         free(returned_leaf.grad)
         run_backward(ordered, sent_back)
         free(sent_back)
@@ -135,6 +150,17 @@ class _Layer(torch.autograd.Function):  # type: ignore[misc]
         free(*gradients)
         scores_graph.backward(scores.grad)
         return hidden_states.grad, None
+
+
+def _shared(layer: Any, hidden_states: Any) -> tuple[Any, Any]:
+    """The output of the shared experts, and them where they are run in parts."""
+    if layer.shared_experts is None:
+        return None, None
+    with torch.enable_grad():
+        if layer.memory != zero_memory.REPLAY:
+            return layer.shared_experts(hidden_states), None
+        parts = zero_memory.SharedInParts(layer.shared_experts, hidden_states)
+    return parts.output, parts
 
 
 def _sorted(dispatcher: Any, x: Any) -> Any:
@@ -159,36 +185,59 @@ class Products(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def forward(ctx: Any, tokens: Any, first: Any, second: Any, how: Any, scores: Any) -> Any:
         hidden = leaf(math_func.gmm([tokens], [first], [], how.groups, 0, 0)[0])
+        memory = how.handover.memory
+        if memory:
+            free(tokens)
         scores = leaf(scores)
         with torch.enable_grad():
             unscaled = how.activation(hidden)
             activated = (unscaled * scores.unsqueeze(-1)).to(hidden.dtype)
+        if memory == zero_memory.REPLAY:
+            free(hidden, scores)
         output = math_func.gmm([activated], [second], [], how.groups, 0, 0)[0]
+        if memory == zero_memory.REPLAY:
+            how.handover.given_up = (tokens, hidden, scores, activated, unscaled)
+        if memory or how.handover.recomputes_activation:
+            free(unscaled, activated)
         ctx.how = how
         # From 2.3.0 on the backward pass holds this to its end; before, it went with the graph of the activation.
-        kept = unscaled if releases.since("2.3.0") else None
+        kept = unscaled if releases.since("2.3.0") or how.handover.recomputes_activation else None
         ctx.save_for_backward(tokens, scores, hidden, activated, first, second, kept)
         return output
 
     @staticmethod
     def backward(ctx: Any, gradient: Any) -> tuple[Any, ...]:
-        tokens, scores, hidden, activated, first, second, _kept = ctx.saved_tensors
+        tokens, scores, hidden, activated, first, second, kept = ctx.saved_tensors
         how = ctx.how
+        again = how.handover.again if how.handover.memory == zero_memory.REBUILD else None
         group, splits, spent, received, tokens_graph, received_scores, scores_graph = how.handover.needed
         how.handover.needed = ()
         back = math_func.gmm([gradient], [second.permute(0, 2, 1)], [], how.groups, 0, 0)[0]
-        second_gradient = how.weights_gradient(1, activated, gradient, second)
-        free(gradient, activated)
+        inputs = activated
+        if how.handover.recomputes_activation:
+            unscaled = how.activation(hidden)
+            inputs = (unscaled * scores.unsqueeze(-1)).to(hidden.dtype)
+            zero_memory.restore(kept, unscaled)
+            kept = None
+        second_gradient = how.weights_gradient(1, inputs, gradient, second)
+        free(gradient, inputs)
         activated.backward(back)
         free(scores, back, hidden)
+        if again is not None:
+            again.send()
         tokens_gradient = math_func.gmm([hidden.grad], [first.permute(0, 2, 1)], [], how.groups, 0, 0)[0]
         free(*spent)
         run_backward(scores_graph, scores.grad)
         scores_back = exchange(group, received_scores.grad, *reversed(splits))
         run_backward(tokens_graph, tokens_gradient)
         free(tokens_gradient)
+        if again is not None:
+            free(again.sent)
         tokens_back = exchange(group, received.grad, *reversed(splits))
         how.handover.gradients = (tokens_back, scores_back)
+        if again is not None:
+            tokens, _ = again.sort()
+            free(again.received)
         first_gradient = how.weights_gradient(0, tokens, hidden.grad, first)
         free(hidden.grad)
         return tokens_gradient, first_gradient, second_gradient, None, None

@@ -8,11 +8,19 @@ from typing import Any
 
 import torch
 from megatron.core import parallel_state, tensor_parallel
+from megatron.core.fusions import fused_bias_swiglu
+from megatron.core.tensor_parallel.random import CheckpointFunction
+from megatron.core.transformer.mlp import MLP
+from megatron.core.transformer.moe.moe_layer import MoELayer
 from megatron.core.transformer.transformer_layer import TransformerLayer
 from megatron.core.utils import make_viewless_tensor
 from torch.utils.checkpoint import detach_variable
 
 from mindspeed_dryrun.megatron.settings import Settings
+from mindspeed_dryrun.rank import collector
+from mindspeed_dryrun.rank.trainer import zero_memory
+
+_PLAIN_MLP = MLP.forward
 
 
 def prepare(block: Any, settings: Settings) -> None:
@@ -20,6 +28,10 @@ def prepare(block: Any, settings: Settings) -> None:
     if settings.swap_attention:
         _recompute_mlps(block, settings)
         return
+    if settings.recompute_activation_function or settings.moe_zero_memory != "disable":
+        MLP.forward = _mlp_forward
+    if settings.moe_zero_memory != "disable":
+        zero_memory.prepare(block, settings)
     if settings.recompute_method == "block":
         block._checkpointed_forward = types.MethodType(_checkpoint_some_layers, block)
         block.recompute_settings = settings
@@ -30,10 +42,37 @@ def prepare(block: Any, settings: Settings) -> None:
         if settings.recompute_activation_function and _wanted(
             settings, number, settings.recompute_activation_function_num_layers
         ):
-            mlp = getattr(layer.mlp, "module", layer.mlp)
-            mlp.forward = types.MethodType(_mlp_without_activation, mlp)
+            for mlp in _mlps(getattr(layer.mlp, "module", layer.mlp), settings):
+                mlp.recomputes_activation = True
         if settings.recompute_norm and _wanted(settings, number, settings.recompute_norm_num_layers):
             layer.forward = types.MethodType(_layer_without_norms, layer)
+
+
+def _mlps(mlp: Any, settings: Settings) -> list[Any]:
+    """The MLPs whose activation is recomputed: a dense layer's, or the experts where each is one, and shared experts."""
+    # `parallel_transformer_layer_init_wrapper`: https://gitcode.com/Ascend/MindSpeed/blob/v2.2.0_core_r0.12.1/mindspeed/core/transformer/transformer.py#L25
+    if not isinstance(mlp, MoELayer):
+        return [mlp]
+    overlapped = [mlp] if hasattr(mlp, "recomputes_activation") else []
+    return [*overlapped, *getattr(mlp.experts, "local_experts", []), *([mlp.shared_experts] if settings.n_shared_experts else [])]
+
+
+def keep_until_collected() -> None:
+    """What a recomputed layer saves stays until Python's garbage collector runs, as in a MindSpeed-LLM whose checkpoints hold
+    a function that holds them. Where the collector stands decides when that is, so it starts as in a script's own trainer."""
+    # `checkpoint_forward_wrapper`: https://gitcode.com/Ascend/MindSpeed-LLM/blob/v26.1.0/mindspeed_llm/core/tensor_parallel/layers.py#L215
+    forward = CheckpointFunction.forward
+
+    def with_cycle(ctx: Any, function: Any, distribute: Any, *args: Any) -> Any:
+        ctx.kinds = [("item", 1, None) for _ in args]
+
+        def run(*again: Any) -> Any:
+            return function(*(arg for _, arg in zip(ctx.kinds, again, strict=True)))
+
+        return forward(ctx, run, distribute, *args)
+
+    CheckpointFunction.forward = staticmethod(with_cycle)
+    collector.collect()
 
 
 def _place(settings: Settings, number: int) -> int:
@@ -170,6 +209,11 @@ class WithoutOutput:
         self.output = self.ctx = None
 
 
+def _mlp_forward(mlp: Any, hidden_states: Any, per_token_scale: Any = None) -> tuple[Any, Any]:
+    forward = _mlp_without_activation if getattr(mlp, "recomputes_activation", False) else _PLAIN_MLP
+    return forward(mlp, hidden_states, per_token_scale)
+
+
 def _mlp_without_activation(mlp: Any, hidden_states: Any, per_token_scale: Any = None) -> tuple[Any, Any]:
     """`--recompute-activation-function`: the output of the activation is not kept."""
     # `should_recompute_activation`: https://gitcode.com/Ascend/MindSpeed-LLM/blob/v2.2.0/mindspeed_llm/core/transformer/mlp.py#L32
@@ -177,7 +221,15 @@ def _mlp_without_activation(mlp: Any, hidden_states: Any, per_token_scale: Any =
 
     intermediate, bias = mlp.linear_fc1(hidden_states)
 
-    def activation(x: Any, bias: Any) -> Any:
+    def activation(x: Any, bias: Any, scale: Any) -> Any:
+        if scale is None:
+            return unscaled(x, bias)
+        if mlp.config.bias_activation_fusion:
+            return fused_bias_swiglu.weighted_bias_swiglu_impl(x, bias, scale.unsqueeze(-1))
+        x = unscaled(x, bias)
+        return (x * scale.unsqueeze(-1)).to(x.dtype)
+
+    def unscaled(x: Any, bias: Any) -> Any:
         if mlp.config.bias_activation_fusion and mlp.config.gated_linear_unit:
             import torch_npu
 
@@ -191,7 +243,7 @@ def _mlp_without_activation(mlp: Any, hidden_states: Any, per_token_scale: Any =
         return mlp.activation_func(x)
 
     held = WithoutOutput()
-    intermediate = held.run(activation, intermediate, bias)
+    intermediate = held.run(activation, intermediate, bias, per_token_scale)
     output, output_bias = mlp.linear_fc2(intermediate)
     held.free()
     if output.requires_grad:
