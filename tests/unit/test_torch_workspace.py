@@ -122,6 +122,7 @@ def test_attention_keeps_the_scores_of_each_vector_core() -> None:
     assert attention_call(2048, 2048, 1, 1) == 16 * MB + 48 * a_core // 2  # too few blocks of 128 rows for all cores
     assert attention_call(4096, 4000, 32, 8) == 16 * MB + 48 * (3 * 4 * 8 * 128 * 128 + 4 * 4 * 128 * 128)  # 4000 % 64
     assert attention_call(4096, 1024, 32, 8) == 0  # another tiling
+    assert attention_call(4096, 4096, 32, 8, name="NTD") == attention_call(4096, 4096, 32, 8, name="BNSD") == 0  # not read
 
 
 def test_wide_heads_share_a_cube_core() -> None:
