@@ -202,7 +202,10 @@ def _warnings(arguments: Arguments) -> list[str]:
         ffn = arguments.text("--ffn-hidden-size")
         notes.append(f"there is no --moe-ffn-hidden-size: each expert gets the full --ffn-hidden-size {ffn}")
     if arguments.has("--num-experts"):
-        notes.append("experts are counted with balanced routing: every expert gets the same number of tokens")
+        notes.append(
+            "experts are counted with balanced routing: every expert gets the same number of tokens. The peak is too LOW for a "
+            "rank whose experts get more (--moe-load hot:2 counts twice as many)"
+        )
     if arguments.has("--rampup-batch-size"):
         notes.append("--rampup-batch-size is left out: the full batch is counted")
     return notes

@@ -65,17 +65,27 @@ def absolute_paths(args: Sequence[str], cwd: str) -> tuple[str, ...]:
     return join((name, [absolute(name, word) for word in words]) for name, words in pairs(args))
 
 
+_SIZED_BY_FLAG = (None, "NullTokenizer", "NullMultimodalTokenizer")  # others have a vocabulary of their own
+
+
 def padded_vocabulary(job: Job) -> tuple[int, list[str]]:
     """The padded size of the vocabulary as the trainer would have it, and what to say if it had to be assumed."""
     arguments, tp = job.arguments, job.parallel.tp
     known = sizes.read_padded_vocabulary(arguments, tp)
-    if known:
+    # `_vocab_size_with_padding(tokenizer.vocab_size`: https://gitcode.com/Ascend/MindSpeed-LLM/blob/v2.2.0/mindspeed_llm/training/tokenizer/tokenizer.py#L55
+    if known and (arguments.has("--padded-vocab-size") or arguments.text("--tokenizer-type") in _SIZED_BY_FLAG):
         return known, []
     divisible_by = arguments.positive("--make-vocab-size-divisible-by", 128)
     size = _tokens(job)
     public = public_vocabulary(arguments)
     if size:
         note = f"the vocabulary ({size} tokens) is read from the tokenizer's files"
+    elif known:
+        size = arguments.positive("--vocab-size", 1)
+        note = (
+            f"the vocabulary is taken from --vocab-size {size}; the trainer takes it from the tokenizer, which is not here "
+            "(say -- --padded-vocab-size N if it is another)"
+        )
     elif public:
         model, size = public
         note = (

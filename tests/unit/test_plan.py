@@ -158,6 +158,11 @@ def test_the_padded_vocabulary_stays_the_same(tmp_path: Path) -> None:
     (tmp_path / "tok" / "tokenizer.json").write_text(json.dumps(words))
     found = job(tmp_path, "--tokenizer-name-or-path tok --make-vocab-size-divisible-by 1")
     assert padded_vocabulary(found)[0] == 502  # 501 tokens, divisible by TP 2
+    flag = "--tokenizer-type PretrainedFromHF --vocab-size 1000"
+    here = job(tmp_path, f"{flag} --tokenizer-name-or-path tok --make-vocab-size-divisible-by 1")
+    assert padded_vocabulary(here)[0] == 502  # the trainer asks the tokenizer, not the flag
+    size, notes = padded_vocabulary(job(tmp_path, f"{flag} --tokenizer-name-or-path gone"))
+    assert size == 1024 and "taken from --vocab-size 1000" in notes[0]
 
 
 def test_a_word_of_a_known_flag_is_no_folder_by_chance(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from mindspeed_dryrun.rank.torch_npu import attention, gradients, inner_tensors, objects, products, workspace
+from mindspeed_dryrun.rank.torch_npu import attention, fused_products, gradients, inner_tensors, objects, products, workspace
 from mindspeed_dryrun.rank.torch_npu.objects import BFLOAT16, FLOAT32, INT64, TensorOnDevice
 
 MB = 2**20
@@ -122,6 +122,7 @@ def test_attention_keeps_the_scores_of_each_vector_core() -> None:
     assert attention_call(2048, 2048, 1, 1) == 16 * MB + 48 * a_core // 2  # too few blocks of 128 rows for all cores
     assert attention_call(4096, 4000, 32, 8) == 16 * MB + 48 * (3 * 4 * 8 * 128 * 128 + 4 * 4 * 128 * 128)  # 4000 % 64
     assert attention_call(4096, 1024, 32, 8) == 0  # another tiling
+    assert attention_call(4096, 4096, 32, 8, name="NTD") == attention_call(4096, 4096, 32, 8, name="BNSD") == 0  # not read
 
 
 def test_wide_heads_share_a_cube_core() -> None:
@@ -198,3 +199,13 @@ def test_sorting_tokens_takes_six_numbers_for_each_choice() -> None:
     size = workspace.token_permute(tokens, choices, 0, False, 0, 0)
     assert size == 16 * MB + 6 * 4 * 4096 * 8 + 48 * 32 * 2
     assert workspace.constants["aclnnGroupedMatmulV4"] == workspace.system_only() == 16 * MB
+
+
+def test_products_fused_with_a_collective_rearrange_the_weight() -> None:
+    x, weight, result = tensor(2048, 4000), tensor(4000, 3584), tensor(8192, 3584)
+    rearranged = 2 * 4096 * 3584
+    whole, none = tensor(8192, 4000), tensor(0)
+    assert fused_products.all_gather_matmul(x, weight, 0, 0, 0, 0, 1, result, whole) == 16 * MB + rearranged
+    gathered = 4 * 2 * 2048 * 4000
+    assert fused_products.all_gather_matmul(x, weight, 0, 0, 0, 0, 1, result, none) == 16 * MB + rearranged + gathered
+    assert fused_products.matmul_reduce_scatter(x, weight, 0, 0, 0, 0, 1, 0) == 16 * MB + rearranged + 2 * 2048 * 3584

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from mindspeed_dryrun.rank.torch_npu import attention, gradients, inner_tensors, objects, products, runtime, workspace
+from mindspeed_dryrun.rank.torch_npu import (
+    attention,
+    fused_products,
+    gradients,
+    inner_tensors,
+    objects,
+    products,
+    runtime,
+    workspace,
+)
 from mindspeed_dryrun.rank.torch_npu.slots import ANSWERS, SLOT, fill_slots
 
 CANN_VERSION = runtime.CANN_VERSION
@@ -14,6 +23,7 @@ inner_tensor_size = inner_tensors.aligned
 product_size = products.product
 embedding_size = gradients.embedding
 attention_size = attention.backward
+fused_product_size = fused_products.all_gather_matmul
 __all__ = [
     "CANN_VERSION",
     "SLOT",
@@ -21,6 +31,7 @@ __all__ = [
     "communicators",
     "described",
     "embedding_size",
+    "fused_product_size",
     "install",
     "memory",
     "names",

@@ -100,7 +100,11 @@ def backward_size(call: Call, gradients: tuple[int, ...]) -> int:
 
 def read(query: Any, key: Any, value: Any, heads: int, layout: str, ends: tuple[tuple[int, ...], ...] = ()) -> Call | None:
     """The call that these tensors make; `ends` of packed documents, of queries and of keys."""
-    if not all(isinstance(tensor, TensorOnDevice) and tensor.elements for tensor in (query, key, value)) or not heads:
+    tensors = (query, key, value)
+    readable = (isinstance(one, TensorOnDevice) and one.elements and len(one.shape) == len(layout) for one in tensors)
+    if not heads or not all(readable):
+        return None
+    if layout != "TND" and not {"B", "S"} < set(layout):
         return None
     if layout == "TND":
         lengths, of_keys = (_lengths(each) for each in (*ends, (), ())[:2])
