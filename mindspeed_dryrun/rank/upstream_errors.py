@@ -72,6 +72,20 @@ KNOWN = (
         instead="Leave out --use-ascend-mc2, or set --tensor-model-parallel-size above 1.",
     ),
     UpstreamError(
+        error=r"Require set `--reset-attention-mask` when `--neat-pack` is set",
+        # features_manager/megatron_basic/training_basic.py:55 of MindSpeed-LLM 26.1.0, when arguments are checked.
+        because="--neat-pack asks for --reset-attention-mask",
+        add="--reset-attention-mask",
+    ),
+    UpstreamError(
+        error=r"cannot import name 'FusedSGD' from 'apex\.optimizers'",
+        when=("--o2-optimizer",),
+        # features_manager/megatron_basic/requirements_basic.py:29 of MindSpeed-LLM 26.1.0 leaves it out with that flag, and
+        # core/optimizer/__init__.py:10 imports it.
+        because="with --o2-optimizer MindSpeed-LLM puts nothing in the place of apex's FusedSGD, which it imports at start",
+        instead="Leave out --o2-optimizer.",
+    ),
+    UpstreamError(
         error=r"No module named 'mindspeed_llm\.tasks\.checkpoint\.models'",
         # mindspeed_llm/mindspore/tasks/checkpoint/models.py:11 of master imports it still.
         because="MindSpeed-LLM's commit f107818f removed a module that its own MindSpore adaptor imports at start",

@@ -68,6 +68,23 @@ gmm = Builder("grouped_matmul").load()
 dx, dw, _ = gmm.npu_gmm_backward([product], [permuted], [weight], [1024 * n for n in range(1, 9)], 0)
 assert product.shape == (8192, 512) and dx[0].shape == permuted.shape and dw[0].shape == weight.shape
 assert Builder("adaptive_cp").load() == "compiled as ever"
+reuse = Builder("algorithm").load().reuse_data_ptr
+source = torch.empty(16 << 20, **like)
+def looking_in():
+    target = torch.empty(4 << 20, dtype=torch.float32, device="npu")
+    view = target.view(2, -1)
+    reuse(target, source, 2 << 20)
+    return target, view
+size, (target, view) = grown(looking_in)
+assert size == 0, size  # its own memory has been freed, and views look where it looks
+assert target.data_ptr() == view.data_ptr() == source.data_ptr() + (8 << 20) and target.shape == (4 << 20,)
+del source  # the memory is the source's
+assert torch.empty(4 << 20, device="npu") is not None
+try:
+    reuse(target, view, 4 << 20)
+    raise SystemExit("an offset beyond the end was taken")
+except RuntimeError:
+    pass
 progress.iteration(1, 1)
 """
 
@@ -120,6 +137,21 @@ def test_with_the_queue_of_mode_2_workspace_is_outside_the_figure(tmp_path: Path
         launch(folder, "--ranks", "0", TASK_QUEUE_ENABLE=mode)
         peaks.append(json.loads((folder / "record" / "report.json").read_text())["used_peak_mb"])
     assert peaks[0] > peaks[1]
+
+
+def test_ranks_are_forked_from_one_process_and_count_what_cold_ones_count(tmp_path: Path) -> None:
+    peaks = {}
+    for name, options in (("warm", ()), ("cold", ("--cold",))):
+        (tmp_path / name).mkdir()
+        done = launch(tmp_path / name, "--ranks", "1,6", "--explain", "--no-cache", "--jobs", "1", *options)
+        results = [json.loads(file.read_text()) for file in sorted((tmp_path / name / "record/ranks").glob("*/result.json"))]
+        assert [result["start"] for result in results] == [name, name], done.stdout + done.stderr
+        peaks[name] = [
+            (result["used_peak_mb"], result["actual_peak_mb"], result["allocator"][:2], result["groups"]) for result in results
+        ]
+        for rank, file in tracker_files(tmp_path / name / "record").items():
+            assert explain(file, rank, results[0]["used_peak_mb"]).difference_mb == 0
+    assert peaks["warm"] == peaks["cold"]
 
 
 def test_libraries_of_a_real_cann_are_seen_in_the_map() -> None:

@@ -50,6 +50,7 @@ def test_trees_are_cloned_at_their_tags(upstream: Path, tmp_path: Path, installe
     into = prepared(upstream, tmp_path / "stack", base_url=upstream.as_uri() + "/")
     assert releases.missing_trees(into) == [] and releases.release_of(into) == "2.3.0"
     assert installed == [(into / stack.PYTHON, ["networkx", "peft==0.7.1"])]
+    assert list((into / "MindSpeed" / "mindspeed" / "__pycache__").iterdir()), "a rank would compile it each time"
     prepared(upstream, into, base_url="file:///nowhere")  # what is there is not fetched again
 
 
@@ -63,6 +64,7 @@ def test_a_tag_that_is_not_there_is_an_error_and_leaves_nothing(upstream: Path, 
 def test_trees_that_are_there_are_used_in_place(upstream: Path, tmp_path: Path) -> None:
     into = prepared(upstream, tmp_path / "stack", source=upstream)
     assert (into / "MindSpeed").resolve() == upstream / "MindSpeed"
+    assert not (upstream / "MindSpeed" / "mindspeed" / "__pycache__").exists(), "trees of somebody else's stay as they are"
     with pytest.raises(UsageError, match=r"holds release 2\.3\.0, not 26\.1\.0"):
         stack.prepare(releases.named("26.1.0"), tmp_path / "other", source=upstream)
     with pytest.raises(UsageError, match="has no MindSpeed-LLM"):

@@ -21,6 +21,8 @@ def load(original: Callable[..., Any]) -> Callable[..., Any]:
     """`MindSpeedOpBuilder.load`: the operators below, where they are those of this builder; else they are compiled as ever."""
 
     def call(self: Any, *args: Any, **options: Any) -> Any:
+        if self.name == "algorithm" and hasattr(torch.UntypedStorage, "_swap_data_ptr_"):  # torch 2.7 has no such method
+            return _Operators(reuse_data_ptr=reuse_data_ptr)
         return _BUILDERS[self.name] if self.name in _BUILDERS else original(self, *args, **options)
 
     return call
@@ -186,6 +188,17 @@ def fusion_attention_grad(
              "kv_start_idx")  # fmt: skip
     options = dict(zip(names, rest, strict=True))
     return torch_npu.npu_fusion_attention_grad_v2(query, key, value, dy, head_num, input_layout, **options)[:4]
+
+
+def reuse_data_ptr(target: torch.Tensor, source: torch.Tensor, offset: int) -> None:
+    """algorithm.cpp of mindspeed/ops/csrc: the storage looks into the other's memory from now on, and its own is freed."""
+    # `reuse_data_ptr`: https://gitcode.com/Ascend/MindSpeed/blob/v2.2.0_core_r0.12.1/mindspeed/ops/csrc/algorithm/algorithm.cpp#L3
+    own, size = target.untyped_storage(), target.element_size()
+    if offset < 0 or (offset + target.numel()) * size > source.numel() * source.element_size():
+        raise RuntimeError("Offsets overflow")  # as the original
+    address = source.untyped_storage().data_ptr() + offset * size
+    other = torch._C._construct_storage_from_data_pointer(address, target.device, own.nbytes())
+    own._swap_data_ptr_(other)
 
 
 class _Operators:

@@ -31,7 +31,12 @@ def check_simulation() -> None:
 
 
 def prepare() -> None:
-    """Fills the stand-in's slots before torch_npu can call them, and looks at what was loaded once it is imported."""
+    """Fills the stand-in's slots before torch_npu can call them, and looks at what was loaded once it is imported.
+
+    A rank that is forked from a process which has done this already finds it done.
+    """
+    if answers.memory.base:
+        return
     answers.install(str(Path(os.environ["ASCEND_HOME_PATH"], "lib64", STAND_IN_LIBRARY)))
     triton_stand_in.install()
     patcher.when_imported("torch_npu", _stop_unless_stand_in)
