@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -49,12 +50,22 @@ WITHOUT_TORCH: Mapping[str, str] = {
 }
 
 
+def requirements(folder: Path | None = None) -> dict[str, str]:
+    """By the name to import. On torch_npu the transformers that MindSpeed-LLM's own requirements.txt asks for: FSDP2 needs it."""
+    found = {**PACKAGES, **WITHOUT_TORCH}
+    own = folder / "MindSpeed-LLM" / "requirements.txt" if folder else None
+    if own and own.is_file() and importlib.util.find_spec("torch_npu"):
+        pinned = re.search(r"^transformers==\S+", own.read_text(encoding="utf-8", errors="replace"), re.MULTILINE)
+        found["transformers"] = pinned[0] if pinned else found["transformers"]
+    return found
+
+
 def missing_packages(folder: Path | None = None) -> list[str]:
     """Requirements that neither this Python nor the stack's own folder has."""
     places = [str(folder / PYTHON)] if folder else []
     return [
         requirement
-        for module, requirement in {**PACKAGES, **WITHOUT_TORCH}.items()
+        for module, requirement in requirements(folder).items()
         if importlib.util.find_spec(module) is None and PathFinder.find_spec(module, places) is None
     ]
 

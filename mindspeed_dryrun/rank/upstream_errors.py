@@ -122,7 +122,7 @@ def explain(error: BaseException, args: Sequence[str]) -> str | None:
     if isinstance(error, RuntimeError) and "Permission denied" in text and kernel_confines():
         # torch.save opens its file in C++, where Python's own refusal (`confinement.py`) is not asked.
         return "A dry run writes below its record only, and a library of the script's was refused a file elsewhere. Turn it off."
-    if isinstance(error, ImportError) and _CANN_OPERATORS in text:
+    if isinstance(error, (ImportError, AttributeError)) and _CANN_OPERATORS in text:
         return (
             f"This script uses operators of {_CANN_OPERATORS}, a package beside CANN, and what they allocate is not known here. "
             "Leave out the flags that ask for them (--use-fused-mhc and others of --use-fused-…)."

@@ -88,6 +88,39 @@ except RuntimeError:
 progress.iteration(1, 1)
 """
 
+BESIDE_CANN = """
+import torch, torch_npu
+import cann_ops_transformer.ops as ops
+from mindspeed_dryrun.rank import progress
+def grown(call):
+    before = torch.npu.memory_allocated()
+    kept = call()
+    return (torch.npu.memory_allocated() - before) / 2**20, kept
+torch.npu.set_device(0)
+like, full = dict(device="npu", dtype=torch.bfloat16), dict(device="npu", dtype=torch.float32)
+x = torch.empty(1, 4096, 4, 1024, requires_grad=True, **like)
+phi, alpha, bias = torch.empty(24, 4096, requires_grad=True, **full), torch.empty(3, **full), torch.empty(24, **full)
+size, (h_in, h_post, h_res) = grown(lambda: ops.mhc_pre_sinkhorn(x, phi, alpha, bias, 4, 20, 1e-6, 1e-6))
+assert h_in.shape == (1, 4096, 1024) and h_in.dtype == x.dtype and h_res.shape == (1, 4096, 16) and h_res.dtype == phi.dtype
+# 8 for what goes in; in float32 for each of 4096 tokens 4 + 16 weights, and kept 4 + 24 + 1 and 20 times two steps of 4 + 16
+assert abs(size - (8 + 4096 * 4 * (20 + 29 + 40 * 20) / 2**20)) < 0.1, size
+y = ops.mhc_post(x, h_res.view(1, 4096, 4, 4), h_in, h_post)
+assert y.shape == x.shape
+(y.sum() + h_res.sum()).backward()
+assert x.grad.shape == x.shape and phi.grad.shape == phi.shape
+q, kv, cmp = torch.empty(1, 4096, 64, 128, **like), torch.empty(1, 4096, 1, 128, **like), torch.empty(1, 1024, 1, 128, **like)
+chosen, values = ops.lightning_indexer(q, cmp, torch.empty(1, 4096, 64, **full), 512, return_value=1)
+assert chosen.shape == values.shape == (1, 4096, 1, 512) and chosen.dtype == torch.int32
+out, lse = ops.sparse_flash_mla(q, ori_kv=kv, cmp_kv=cmp, cmp_sparse_indices=chosen, return_softmax_lse=True)
+assert out.shape == q.shape and lse.shape == (1, 1, 4096, 64) and lse.dtype == torch.float32
+grads = ops.sparse_flash_mla_grad(q, out, out, lse, ori_kv=kv, cmp_kv=cmp, cmp_sparse_indices=chosen)
+assert [None if one is None else tuple(one.shape) for one in grads] == [q.shape, kv.shape, cmp.shape, None, None, chosen.shape]
+dq, dk, dw, softmax = ops.sparse_lightning_indexer_kl_loss_grad(q, cmp, torch.empty(1, 4096, 64, **full), chosen, grads[-1])
+assert dk.shape == cmp.shape and softmax.shape == chosen.shape
+progress.iteration(1, 1)
+ops.flash_attn
+"""
+
 
 def test_the_trial_counts_three_matrices() -> None:
     assert torch_trial().state == "ok", torch_trial()
@@ -127,6 +160,16 @@ def test_operators_that_mindspeed_compiles_allocate_what_their_sources_do(tmp_pa
     report = json.loads((tmp_path / "record" / "report.json").read_text())
     assert report["ranks"][0]["status"] == "ok", done.stdout + done.stderr
     assert any("aclnnGroupedMatmulV2" in line for line in report["not_counted"])  # their workspace is not known, and named
+
+
+def test_operators_of_a_package_beside_cann_allocate_what_their_sources_do(tmp_path: Path) -> None:
+    done = launch(tmp_path, "--ranks", "0", program=BESIDE_CANN)
+    report = json.loads((tmp_path / "record" / "report.json").read_text())
+    assert report["ranks"][0]["error"].startswith("This script uses operators of cann_ops_transformer"), done.stdout + done.stderr
+    launch(tmp_path, "--ranks", "0", "--out", "whole", program=BESIDE_CANN.replace("ops.flash_attn\n", ""))
+    report = json.loads((tmp_path / "whole" / "report.json").read_text())
+    assert report["ranks"][0]["status"] == "ok"
+    assert any("aclnnSparseFlashMlaGrad" in line for line in report["not_counted"]), "its workspace is not known"
 
 
 def test_with_the_queue_of_mode_2_workspace_is_outside_the_figure(tmp_path: Path) -> None:

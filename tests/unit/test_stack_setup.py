@@ -84,3 +84,15 @@ def test_pytorch_is_never_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 @pytest.mark.parametrize("words", [["--stack", "26.1.0"], ["--into", "x"], ["--from", "x"], ["--stack", "1.0", "--into", "x"]])
 def test_wrong_use_is_refused(words: list[str]) -> None:
     assert main(["setup", *words]) == 2
+
+
+def test_on_torch_npu_transformers_is_the_one_that_upstream_asks_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "MindSpeed-LLM").mkdir()
+    (tmp_path / "MindSpeed-LLM" / "requirements.txt").write_text("numpy\ntransformers==5.2.0\ntransformers_stream_generator\n")
+    there = {"torch_npu": False}
+    monkeypatch.setattr(stack.importlib.util, "find_spec", lambda name: object() if there.get(name) else None)
+    assert stack.requirements(tmp_path)["transformers"] == stack.PACKAGES["transformers"]
+    there["torch_npu"] = True
+    assert stack.requirements(tmp_path)["transformers"] == "transformers==5.2.0"
+    assert "transformers==5.2.0" in stack.missing_packages(tmp_path)
+    assert stack.requirements()["transformers"] == stack.PACKAGES["transformers"]

@@ -28,12 +28,12 @@ def load(original: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _launched(operator: str, like: torch.Tensor) -> None:
+def launched(operator: str, like: torch.Tensor) -> None:
     """Takes the operator's workspace from the caching allocator in any mode, as ACLNN_CMD does (inc/aclnn_common.h:622)."""
     # `ACLNN_CMD`: https://gitcode.com/Ascend/MindSpeed/blob/v2.2.0_core_r0.12.1/mindspeed/ops/csrc/cann/inc/aclnn_common.h#L587
     size = workspace.constants.get(operator)
     if size is None:
-        slots.called.add(operator)
+        slots.note_unknown(operator)
     else:
         workspace.note(operator, size)
         torch.empty(size, dtype=torch.uint8, device=like.device)
@@ -48,14 +48,14 @@ class RotaryPositionEmbedding(torch.autograd.Function):  # type: ignore[misc]
     def forward(ctx: Any, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, mode: int) -> torch.Tensor:
         ctx.learnt = cos.requires_grad and sin.requires_grad
         ctx.save_for_backward(x if ctx.learnt else None, cos, sin)
-        _launched("aclnnRotaryPositionEmbedding", x)
+        launched("aclnnRotaryPositionEmbedding", x)
         return _like(x)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         _, cos, sin = ctx.saved_tensors
         result = _like(grad)
-        _launched("aclnnRotaryPositionEmbeddingGrad", grad)
+        launched("aclnnRotaryPositionEmbeddingGrad", grad)
         return (result, _like(cos), _like(sin), None) if ctx.learnt else (result, None, None, None)
 
 
@@ -72,13 +72,13 @@ class MoeTokenPermute(torch.autograd.Function):  # type: ignore[misc]
         ctx.save_for_backward(order)
         ctx.mark_non_differentiable(order)
         ctx.tokens = tokens.size(0)
-        _launched("aclnnMoeTokenPermute", tokens)
+        launched("aclnnMoeTokenPermute", tokens)
         return permuted, order
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor, *rest: Any) -> tuple[torch.Tensor | None, ...]:
         result = grad.new_empty(ctx.tokens, grad.size(1))
-        _launched("aclnnMoeTokenPermuteGrad", grad)
+        launched("aclnnMoeTokenPermuteGrad", grad)
         return result, None, None
 
 
@@ -90,7 +90,7 @@ class MoeTokenUnpermute(torch.autograd.Function):  # type: ignore[misc]
         ctx.save_for_backward(permuted, order, probs)
         choices = 1 if probs is None else probs.size(1)
         result = permuted.new_empty(order.size(0) // choices, permuted.size(-1))
-        _launched("aclnnMoeTokenUnpermute", permuted)
+        launched("aclnnMoeTokenUnpermute", permuted)
         return result
 
     @staticmethod
@@ -98,7 +98,7 @@ class MoeTokenUnpermute(torch.autograd.Function):  # type: ignore[misc]
         permuted, _, probs = ctx.saved_tensors
         result = _like(permuted)
         grad_probs = None if probs is None else _like(probs)
-        _launched("aclnnMoeTokenUnpermuteGrad", grad)
+        launched("aclnnMoeTokenUnpermuteGrad", grad)
         return result, None, grad_probs
 
 
@@ -117,7 +117,7 @@ def grouped_product(
         shape.insert(0, len(group_list))
     version = "V4" if isinstance(group_list, torch.Tensor) else "V2"
     result = x[0].new_empty(shape)
-    _launched("aclnnGroupedMatmul" + version, x[0])
+    launched("aclnnGroupedMatmul" + version, x[0])
     return [result]
 
 
@@ -149,7 +149,7 @@ def ring_attention_update(*tensors: torch.Tensor) -> Tensors:
     # `npu_ring_attention_update`: https://gitcode.com/Ascend/MindSpeed/blob/v2.2.0_core_r0.12.1/mindspeed/ops/csrc/cann/npu_ring_attention_update.cpp#L25
     attention, largest, total = tensors[:3]
     results = [_like(attention), _like(largest), _like(total)]
-    _launched("aclnnRingAttentionUpdate", attention)
+    launched("aclnnRingAttentionUpdate", attention)
     return results
 
 
@@ -157,13 +157,13 @@ def apply_adamw(param: torch.Tensor, *rest: Any) -> None:
     """npu_apply_fused_adamw_v2.cpp: in place, but for the step before this one."""
     state_step = rest[4]
     step = state_step.sub(1)
-    _launched("aclnnApplyAdamWV2", param)
+    launched("aclnnApplyAdamWV2", param)
     del step
 
 
 def apply_ema_adamw(grad: torch.Tensor, *tensors: Any, **options: Any) -> tuple[torch.Tensor, ...]:
     """npu_apply_fused_ema_adamw.cpp: in place."""
-    _launched("aclnnApplyFusedEmaAdam", grad)
+    launched("aclnnApplyFusedEmaAdam", grad)
     return tuple(tensors[:4])
 
 

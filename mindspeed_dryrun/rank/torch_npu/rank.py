@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import re
 import sys
@@ -41,9 +42,15 @@ def prepare() -> None:
     triton_stand_in.install()
     patcher.when_imported("torch_npu", _stop_unless_stand_in)
     patcher.when_imported("torch_npu", history.start)
+    patcher.when_imported("torch_npu", _cann_operators)
     patcher.when_imported("torch_npu", lambda: slots.observe.append(_allocated))
     patcher.when_imported("torch.distributions.distribution", _accept_zeros)
     patcher.when_imported(_FINALIZE, _agree_on_tokens)
+
+
+def _cann_operators() -> None:
+    """Needs torch, which is not imported before."""
+    importlib.import_module("mindspeed_dryrun.rank.torch_npu.cann_operators").install()
 
 
 def _accept_zeros() -> None:
