@@ -243,3 +243,27 @@ def test_fine_tuning_leaves_out_the_causal_masks_of_transformers(monkeypatch: py
     masks._ignore_causal_mask_sdpa = lambda padding, *rest: padding is None
     create(training_args=tuning, **arguments)
     assert masks._ignore_causal_mask_sdpa("some are padding", 4, 4, 0) is True
+
+
+def test_biases_of_experts_are_repeated_for_as_many_tokens_as_there_are() -> None:
+    asked: list[Any] = []
+
+    class Tensor:
+        def __init__(self, *shape: int) -> None:
+            self.shape, self.device = shape, "npu"
+
+        def numel(self) -> int:
+            return int(self.shape[0]) * int(self.shape[1])
+
+        def repeat_interleave(self, repeats: Any, dim: int | None = None, output_size: int | None = None) -> int | None:
+            asked.append((dim, output_size))
+            return output_size
+
+    def experts(self: Any, tokens: Tensor, counts: Any) -> Any:
+        return Tensor(32, 8).repeat_interleave(Tensor(32), dim=0), Tensor(4, 8).repeat_interleave(2, dim=1)
+
+    call = handlers.expert_biases(experts)
+    assert call(None, Tensor(16384, 2880), Tensor(8)) == (16384, None)  # dispatched: each token once
+    assert call(None, Tensor(1, 4096, 2880), Tensor(4096, 4)) == (16384, None)  # each token for four experts
+    assert asked == [(0, 16384), (1, None)] * 2
+    assert Tensor(2, 2).repeat_interleave(Tensor(2), 0) is None
