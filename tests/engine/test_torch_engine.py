@@ -20,6 +20,8 @@ ROOT = Path(__file__).parents[2]
 PROGRAM = """
 import os, torch, torch_npu, torch.distributed as dist
 from mindspeed_dryrun.rank import progress
+torch.use_deterministic_algorithms(True)
+assert not torch.utils.deterministic.fill_uninitialized_memory  # gigabytes on the host
 dist.init_process_group("hccl")
 torch.npu.set_device(int(os.environ["LOCAL_RANK"]))
 weight = torch.zeros(1024, 1024, device="npu", requires_grad=True)
