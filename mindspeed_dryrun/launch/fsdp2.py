@@ -6,6 +6,7 @@ The shapes of the model are in neither: they are in the `config.json` of the fol
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,13 +15,15 @@ from typing import Any
 from mindspeed_dryrun.errors import UsageError
 from mindspeed_dryrun.language import message
 from mindspeed_dryrun.launch.job import Job
+from mindspeed_dryrun.launch.vocabularies import model_named
 from mindspeed_dryrun.megatron.arguments import override_args, pairs
 from mindspeed_dryrun.yaml_file import read_yaml
 
 MODEL = "--model.model_name_or_path"
 SHAPES = "config.json"
+PUBLIC = Path(__file__).with_name("model_shapes")  # a folder for each public model, with figures of its own config.json
 ITERATIONS = 2  # the optimizer's states appear in the first
-_EXPERTS = re.compile(r'"\w*experts"')
+_EXPERTS = re.compile(r"\w*experts")
 _ACCUMULATED = 2  # the second microbatch finds the gradients of the first in place
 
 
@@ -65,18 +68,33 @@ def model_folder(job: Job, settings: Fsdp2Settings) -> Path:
     return Path(job.cwd, settings.text("model", "model_name_or_path"))
 
 
+def public_models() -> list[str]:
+    """Models whose shapes come with this package."""
+    return sorted(folder.name for folder in PUBLIC.iterdir())
+
+
+def shapes_folder(job: Job, settings: Fsdp2Settings) -> Path | None:
+    """The user's folder, else that of the public model that it is named after; None where neither has shapes."""
+    own = model_folder(job, settings)
+    if (own / SHAPES).is_file():
+        return own
+    public = model_named(settings.text("model", "model_name_or_path"), public_models())
+    return PUBLIC / public if public else None
+
+
 def problem(job: Job) -> str | None:
     """Why it cannot be run: settings or shapes that are not here."""
     try:
         settings = Fsdp2Settings.read(job)
     except UsageError as error:
         return str(error)
-    if (model_folder(job, settings) / SHAPES).is_file():
+    if shapes_folder(job, settings):
         return None
     named = settings.text("model", "model_name_or_path") or "nothing"
     return message(
         f"The shapes of this model are in the {SHAPES} of the folder that model.model_name_or_path names ({named}), which is not "
-        f"here. Put the model's {SHAPES} into a folder, without weights, and name it: -- {MODEL} FOLDER"
+        f"here. Put the model's {SHAPES} into a folder, without weights, and name it: -- {MODEL} FOLDER. A folder named after "
+        f"one of these need not be there: {', '.join(public_models())}."
     )
 
 
@@ -88,7 +106,7 @@ def short_args(job: Job, microbatches: str) -> tuple[tuple[str, ...], int, int]:
     own = settings.number("training", "gradient_accumulation_steps", 1)
     count = own if microbatches == "all" else min(own, _ACCUMULATED)
     changed = {
-        MODEL: str(model_folder(job, settings)),
+        MODEL: str(shapes_folder(job, settings)),
         "--model.init_model_with_meta_device": "true",  # as weights are not read, none are made on the host
         "--training.max_steps": str(ITERATIONS),
         "--training.gradient_accumulation_steps": str(count),
@@ -108,6 +126,10 @@ def notes(job: Job) -> tuple[str, ...]:
     settings = Fsdp2Settings.read(job)
     length = settings.text("data", "cutoff_len", "the full length")
     result = [message(f"samples are assumed to have the full length, cutoff_len {length}")]
+    folder = shapes_folder(job, settings)
+    if folder and folder.parent == PUBLIC:
+        named, source = model_folder(job, settings), _read(folder).get("source")
+        result.append(message(f"{named} is not here: the shapes of {folder.name} are the published ones ({source})"))
     if settings.text("model", "init_model_with_meta_device").lower() != "true":
         result.append(
             message("the model is made on the meta device: what making it on the host would need for a moment is not counted")
@@ -124,8 +146,13 @@ def _one_by_one(job: Job, settings: Fsdp2Settings) -> bool:
     grouped = any(settings.text(section, "moe_grouped_gemm").lower() == "true" for section in settings.sections)
     if grouped or settings.number("parallel", "ep_size", 1) > 1:
         return False
+    folder = shapes_folder(job, settings)
+    return folder is not None and any(_EXPERTS.fullmatch(key) for key in _read(folder))
+
+
+def _read(folder: Path) -> dict[str, Any]:
     try:
-        text = (model_folder(job, settings) / SHAPES).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
-        return False
-    return bool(_EXPERTS.search(text))
+        found = json.loads((folder / SHAPES).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}

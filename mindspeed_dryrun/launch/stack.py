@@ -5,8 +5,10 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -15,7 +17,7 @@ from mindspeed_dryrun.cache import make_once
 from mindspeed_dryrun.engines.packages import installer
 from mindspeed_dryrun.errors import DryRunError, UsageError
 from mindspeed_dryrun.language import message
-from mindspeed_dryrun.launch.releases import RELEASES, Release, missing_trees, release_of
+from mindspeed_dryrun.launch.releases import RELEASES, TREES, Release, missing_trees, release_of
 
 PYTHON = "python"  # the folder for packages, beside the trees
 ADDRESSES = {
@@ -48,12 +50,22 @@ WITHOUT_TORCH: Mapping[str, str] = {
 }
 
 
+def requirements(folder: Path | None = None) -> dict[str, str]:
+    """By the name to import. On torch_npu the transformers that MindSpeed-LLM's own requirements.txt asks for: FSDP2 needs it."""
+    found = {**PACKAGES, **WITHOUT_TORCH}
+    own = folder / "MindSpeed-LLM" / "requirements.txt" if folder else None
+    if own and own.is_file() and importlib.util.find_spec("torch_npu"):
+        pinned = re.search(r"^transformers==\S+", own.read_text(encoding="utf-8", errors="replace"), re.MULTILINE)
+        found["transformers"] = pinned[0] if pinned else found["transformers"]
+    return found
+
+
 def missing_packages(folder: Path | None = None) -> list[str]:
     """Requirements that neither this Python nor the stack's own folder has."""
     places = [str(folder / PYTHON)] if folder else []
     return [
         requirement
-        for module, requirement in {**PACKAGES, **WITHOUT_TORCH}.items()
+        for module, requirement in requirements(folder).items()
         if importlib.util.find_spec(module) is None and PathFinder.find_spec(module, places) is None
     ]
 
@@ -79,7 +91,16 @@ def prepare(
     if lacking := missing_packages(into):
         say(f"Installing {', '.join(lacking)} into {into / PYTHON}")
         _install(into / PYTHON, lacking)
+    say("Compiling what ranks import")
+    _compile(into)
     return into
+
+
+def _compile(into: Path) -> None:
+    """A rank writes no bytecode, and so would compile three thousand modules each time. Trees elsewhere are left as they are."""
+    folders = [into / PYTHON, *(into / tree / package.partition("/")[0] for tree, package in TREES.items())]
+    words = [str(folder) for folder in folders if folder.is_dir() and not folder.parent.is_symlink()]
+    subprocess.run([sys.executable, "-m", "compileall", "-qq", "-j0", *words], capture_output=True, check=False)
 
 
 def _link(release: Release, source: Path, into: Path, say: Callable[[str], None]) -> None:

@@ -6,7 +6,7 @@ Each is `vocab_size` of the model's own config.json at huggingface.co, but for t
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 from mindspeed_dryrun.megatron.arguments import Arguments
 
@@ -34,18 +34,25 @@ _FLAGS = ("--tokenizer-name-or-path", "--tokenizer-model")
 def public_vocabulary(arguments: Arguments) -> tuple[str, int] | None:
     """The public model that the tokenizer's place or type speaks of, and its tokens; None where it names none."""
     for flag in _FLAGS:
-        found = _by_name(arguments.values.get(flag, ()))
+        found = model_named("/".join(arguments.values.get(flag, ())[:1]), _PUBLIC)
         if found:
-            return found
+            return found, _PUBLIC[found]
     kind = " ".join(arguments.values.get("--tokenizer-type", ())[:1])
     return (kind, _BY_TYPE[kind]) if kind in _BY_TYPE else None
 
 
-def _by_name(words: Sequence[str]) -> tuple[str, int] | None:
-    # The last folders say it; those above are a machine's own, and may be named after anything.
-    name = re.sub(r"[^a-z0-9/]", "", "/".join(words[:1]).lower()).rstrip("/")
-    for part in reversed(name.split("/")[-3:]):
-        for model, tokens in _PUBLIC.items():
-            if model in part:
-                return model, tokens
+def model_named(place: str, known: Iterable[str]) -> str | None:
+    """The first of these models whose name is in that of the folder; None where it names none.
+
+    The last folders say it; those above are a machine's own, and may be named after anything.
+    """
+    known = list(known)
+    for part in reversed([_plain(part) for part in place.rstrip("/").split("/")][-3:]):
+        for model in known:
+            if _plain(model) in part:
+                return model
     return None
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())

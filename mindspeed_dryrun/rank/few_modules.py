@@ -12,6 +12,10 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
+# torch_npu 2.13 has a proxy of `torchair` among the modules: whatever name it is asked for, it looks through all modules
+# before it asks the real package, which is there as well (torch_npu/dynamo/__init__.py, `_bind_lazy_submodules`).
+_PROXY = "_LazyTorchair"
+
 
 class _Modules:
     """`sys.modules`, but for `copy`, which leaves out plain modules that do not hold the name."""
@@ -30,7 +34,9 @@ class _Modules:
         return {
             key: module
             for key, module in sys.modules.items()
-            if type(module) is not ModuleType or name in (held := module.__dict__) or "__getattr__" in held
+            if ((kind := type(module)) is not ModuleType and kind.__name__ != _PROXY)
+            or name in (held := module.__dict__)
+            or "__getattr__" in held
         }
 
     def __getitem__(self, key: str) -> Any:

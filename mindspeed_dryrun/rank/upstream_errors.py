@@ -111,6 +111,20 @@ KNOWN = (
         instead="Use MindSpore 2.7.1, or leave out --moe-alltoall-overlap-comm.",
     ),
     UpstreamError(
+        error=r"Require set `--reset-attention-mask` when `--neat-pack` is set",
+        # features_manager/megatron_basic/training_basic.py:55 of MindSpeed-LLM 26.1.0, when arguments are checked.
+        because="--neat-pack asks for --reset-attention-mask",
+        add="--reset-attention-mask",
+    ),
+    UpstreamError(
+        error=r"cannot import name 'FusedSGD' from 'apex\.optimizers'",
+        when=("--o2-optimizer",),
+        # features_manager/megatron_basic/requirements_basic.py:29 of MindSpeed-LLM 26.1.0 leaves it out with that flag, and
+        # core/optimizer/__init__.py:10 imports it.
+        because="with --o2-optimizer MindSpeed-LLM puts nothing in the place of apex's FusedSGD, which it imports at start",
+        instead="Leave out --o2-optimizer.",
+    ),
+    UpstreamError(
         error=r"No module named 'mindspeed_llm\.tasks\.checkpoint\.models'",
         # mindspeed_llm/mindspore/tasks/checkpoint/models.py:11 of master imports it still.
         because="MindSpeed-LLM's commit f107818f removed a module that its own MindSpore adaptor imports at start",
@@ -174,7 +188,7 @@ def explain(error: BaseException, args: Sequence[str]) -> str | None:
     if isinstance(error, RuntimeError) and "Permission denied" in text and kernel_confines():
         # torch.save opens its file in C++, where Python's own refusal (`confinement.py`) is not asked.
         return "A dry run writes below its record only, and a library of the script's was refused a file elsewhere. Turn it off."
-    if isinstance(error, ImportError) and _CANN_OPERATORS in text:
+    if isinstance(error, (ImportError, AttributeError)) and _CANN_OPERATORS in text:
         return (
             f"This script uses operators of {_CANN_OPERATORS}, a package beside CANN, and what they allocate is not known here. "
             "Leave out the flags that ask for them (--use-fused-mhc and others of --use-fused-…)."

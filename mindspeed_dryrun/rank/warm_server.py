@@ -35,11 +35,12 @@ from mindspeed_dryrun.rank.engine import rank_engine
 from mindspeed_dryrun.rank.leave import run_and_leave
 
 # What differs between the ranks of a job: an import that reads one of these is an import for one rank only.
-OF_ONE_RANK = ("RANK_ID", "RANK", "RANK_SIZE", "WORLD_SIZE", "MS_WORKER_NUM", "DEVICE_ID", "LOCAL_RANK")
+OF_ONE_RANK = ("RANK_ID", "RANK", "RANK_SIZE", "WORLD_SIZE", "MS_WORKER_NUM", "DEVICE_ID", "LOCAL_RANK",
+               "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE")  # fmt: skip
 # MSAdapter's first lines set these two from msrun's names, and do nothing else with them: a forked rank sets them again.
 _SET_BY_ADAPTER = {"RANK": "RANK_ID", "WORLD_SIZE": "MS_WORKER_NUM"}
 _ADAPTER = "msadapter"
-_LOOKS_AT_ALL = ("tqdm.utils",)  # for those that start with TQDM_
+_LOOKS_AT_ALL = ("tqdm.utils", "networkx.utils.backends")  # for those that start with TQDM_ or NETWORKX_
 NO_MARK = "0" * 32
 _LONGEST = 1 << 20  # bytes of a message: an environment and a command line
 _FIRST_STEPS_S = 0.02  # until a thread that the imports started last is seen: before it runs it has no Python frame

@@ -46,6 +46,7 @@ _EXCEPTION = re.compile(
 _OWN = ERROR_PREFIX.encode()
 _TRACEBACK = b"Traceback (most recent call last)"
 _LOGGED = (b"[ERROR]", b"[CRITICAL]")
+_HARMLESS = b"signature, but not documented"  # transformers' auto_docstring, of any model that is imported
 _BARE = (b"rror: ", b"xception: ", b"terminate called after ")  # exceptions without a traceback before them
 
 
@@ -192,7 +193,8 @@ class _Reader:
             elif not (data[start - 1 : start] in (b"\n", b"\r") if start else self.at_line_start):
                 continue
             elif line.lstrip().startswith(_LOGGED):
-                self._note(line)
+                if _HARMLESS not in line:
+                    self._note(line)
             elif _EXCEPTION.fullmatch(line.strip()):
                 self._note(line, exception=block < 0 or at < block)
 

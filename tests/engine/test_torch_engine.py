@@ -20,6 +20,8 @@ ROOT = Path(__file__).parents[2]
 PROGRAM = """
 import os, torch, torch_npu, torch.distributed as dist
 from mindspeed_dryrun.rank import progress
+torch.use_deterministic_algorithms(True)
+assert not torch.utils.deterministic.fill_uninitialized_memory  # gigabytes on the host
 dist.init_process_group("hccl")
 torch.npu.set_device(int(os.environ["LOCAL_RANK"]))
 weight = torch.zeros(1024, 1024, device="npu", requires_grad=True)
@@ -68,7 +70,57 @@ gmm = Builder("grouped_matmul").load()
 dx, dw, _ = gmm.npu_gmm_backward([product], [permuted], [weight], [1024 * n for n in range(1, 9)], 0)
 assert product.shape == (8192, 512) and dx[0].shape == permuted.shape and dw[0].shape == weight.shape
 assert Builder("adaptive_cp").load() == "compiled as ever"
+reuse = Builder("algorithm").load().reuse_data_ptr
+source = torch.empty(16 << 20, **like)
+def looking_in():
+    target = torch.empty(4 << 20, dtype=torch.float32, device="npu")
+    view = target.view(2, -1)
+    reuse(target, source, 2 << 20)
+    return target, view
+size, (target, view) = grown(looking_in)
+assert size == 0, size  # its own memory has been freed, and views look where it looks
+assert target.data_ptr() == view.data_ptr() == source.data_ptr() + (8 << 20) and target.shape == (4 << 20,)
+del source  # the memory is the source's
+assert torch.empty(4 << 20, device="npu") is not None
+try:
+    reuse(target, view, 4 << 20)
+    raise SystemExit("an offset beyond the end was taken")
+except RuntimeError:
+    pass
 progress.iteration(1, 1)
+"""
+
+BESIDE_CANN = """
+import torch, torch_npu
+import cann_ops_transformer.ops as ops
+from mindspeed_dryrun.rank import progress
+def grown(call):
+    before = torch.npu.memory_allocated()
+    kept = call()
+    return (torch.npu.memory_allocated() - before) / 2**20, kept
+torch.npu.set_device(0)
+like, full = dict(device="npu", dtype=torch.bfloat16), dict(device="npu", dtype=torch.float32)
+x = torch.empty(1, 4096, 4, 1024, requires_grad=True, **like)
+phi, alpha, bias = torch.empty(24, 4096, requires_grad=True, **full), torch.empty(3, **full), torch.empty(24, **full)
+size, (h_in, h_post, h_res) = grown(lambda: ops.mhc_pre_sinkhorn(x, phi, alpha, bias, 4, 20, 1e-6, 1e-6))
+assert h_in.shape == (1, 4096, 1024) and h_in.dtype == x.dtype and h_res.shape == (1, 4096, 16) and h_res.dtype == phi.dtype
+# 8 for what goes in; in float32 for each of 4096 tokens 4 + 16 weights, and kept 4 + 24 + 1 and 20 times two steps of 4 + 16
+assert abs(size - (8 + 4096 * 4 * (20 + 29 + 40 * 20) / 2**20)) < 0.1, size
+y = ops.mhc_post(x, h_res.view(1, 4096, 4, 4), h_in, h_post)
+assert y.shape == x.shape
+(y.sum() + h_res.sum()).backward()
+assert x.grad.shape == x.shape and phi.grad.shape == phi.shape
+q, kv, cmp = torch.empty(1, 4096, 64, 128, **like), torch.empty(1, 4096, 1, 128, **like), torch.empty(1, 1024, 1, 128, **like)
+chosen, values = ops.lightning_indexer(q, cmp, torch.empty(1, 4096, 64, **full), 512, return_value=1)
+assert chosen.shape == values.shape == (1, 4096, 1, 512) and chosen.dtype == torch.int32
+out, lse = ops.sparse_flash_mla(q, ori_kv=kv, cmp_kv=cmp, cmp_sparse_indices=chosen, return_softmax_lse=True)
+assert out.shape == q.shape and lse.shape == (1, 1, 4096, 64) and lse.dtype == torch.float32
+grads = ops.sparse_flash_mla_grad(q, out, out, lse, ori_kv=kv, cmp_kv=cmp, cmp_sparse_indices=chosen)
+assert [None if one is None else tuple(one.shape) for one in grads] == [q.shape, kv.shape, cmp.shape, None, None, chosen.shape]
+dq, dk, dw, softmax = ops.sparse_lightning_indexer_kl_loss_grad(q, cmp, torch.empty(1, 4096, 64, **full), chosen, grads[-1])
+assert dk.shape == cmp.shape and softmax.shape == chosen.shape
+progress.iteration(1, 1)
+ops.flash_attn
 """
 
 
@@ -112,6 +164,16 @@ def test_operators_that_mindspeed_compiles_allocate_what_their_sources_do(tmp_pa
     assert any("aclnnGroupedMatmulV2" in line for line in report["not_counted"])  # their workspace is not known, and named
 
 
+def test_operators_of_a_package_beside_cann_allocate_what_their_sources_do(tmp_path: Path) -> None:
+    done = launch(tmp_path, "--ranks", "0", program=BESIDE_CANN)
+    report = json.loads((tmp_path / "record" / "report.json").read_text())
+    assert report["ranks"][0]["error"].startswith("This script uses operators of cann_ops_transformer"), done.stdout + done.stderr
+    launch(tmp_path, "--ranks", "0", "--out", "whole", program=BESIDE_CANN.replace("ops.flash_attn\n", ""))
+    report = json.loads((tmp_path / "whole" / "report.json").read_text())
+    assert report["ranks"][0]["status"] == "ok"
+    assert any("aclnnSparseFlashMlaGrad" in line for line in report["not_counted"]), "its workspace is not known"
+
+
 def test_with_the_queue_of_mode_2_workspace_is_outside_the_figure(tmp_path: Path) -> None:
     peaks = []
     for mode in ("1", "2"):
@@ -120,6 +182,21 @@ def test_with_the_queue_of_mode_2_workspace_is_outside_the_figure(tmp_path: Path
         launch(folder, "--ranks", "0", TASK_QUEUE_ENABLE=mode)
         peaks.append(json.loads((folder / "record" / "report.json").read_text())["used_peak_mb"])
     assert peaks[0] > peaks[1]
+
+
+def test_ranks_are_forked_from_one_process_and_count_what_cold_ones_count(tmp_path: Path) -> None:
+    peaks = {}
+    for name, options in (("warm", ()), ("cold", ("--cold",))):
+        (tmp_path / name).mkdir()
+        done = launch(tmp_path / name, "--ranks", "1,6", "--explain", "--no-cache", "--jobs", "1", *options)
+        results = [json.loads(file.read_text()) for file in sorted((tmp_path / name / "record/ranks").glob("*/result.json"))]
+        assert [result["start"] for result in results] == [name, name], done.stdout + done.stderr
+        peaks[name] = [
+            (result["used_peak_mb"], result["actual_peak_mb"], result["allocator"][:2], result["groups"]) for result in results
+        ]
+        for rank, file in tracker_files(tmp_path / name / "record").items():
+            assert explain(file, rank, results[0]["used_peak_mb"]).difference_mb == 0
+    assert peaks["warm"] == peaks["cold"]
 
 
 def test_libraries_of_a_real_cann_are_seen_in_the_map() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import types
 from pathlib import Path
@@ -47,7 +48,7 @@ def test_shapes_that_are_not_here_are_named_before_the_start(folder: Path) -> No
     found = choose_trainer(job(folder)).problem or ""
     assert "not found" in found or "config.json" in found  # the projects come first
     said = fsdp2.problem(job(folder)) or ""
-    assert "(./weights)" in said and said.endswith("-- --model.model_name_or_path FOLDER")
+    assert "(./weights)" in said and "-- --model.model_name_or_path FOLDER" in said and "qwen3-8b" in said
     assert "settings.yaml are not in" in (fsdp2.problem(job(folder / "mindspeed_llm")) or "")
 
 
@@ -73,6 +74,63 @@ def test_a_folder_with_the_shapes_alone_is_enough(folder: Path) -> None:
     assert not any(
         "one by one" in note for note in fsdp2.notes(job(folder, f"--model.model_name_or_path {shapes} --parallel.ep_size 4"))
     )
+
+
+def test_the_shapes_of_a_public_model_need_no_folder(folder: Path) -> None:
+    found = job(folder, "--model.model_name_or_path /home/hf_weights/Qwen3-14B/")
+    assert fsdp2.problem(found) is None
+    public = fsdp2.PUBLIC / "qwen3-14b"
+    words = short_args(found)[0]
+    assert words[words.index("--model.model_name_or_path") + 1] == str(public)
+    assert any("Qwen3-14B is not here" in note and "huggingface.co/Qwen/Qwen3-14B" in note for note in fsdp2.notes(found))
+    mixture = job(folder, "--model.model_name_or_path ./Qwen3-30B-A3B/ --model.moe_grouped_gemm False")
+    assert any("one by one" in note for note in fsdp2.notes(mixture))
+    own = folder / "Qwen3-14B"
+    own.mkdir()
+    own.joinpath("config.json").write_text("{}")  # the user's own folder counts more
+    found = job(folder, "--model.model_name_or_path Qwen3-14B")
+    assert str(own) in short_args(found)[0] and not any("is not here" in note for note in fsdp2.notes(found))
+
+
+# Parameters that the publishers state, in billions: total figures of each model's own page.
+@pytest.mark.parametrize(
+    ("model", "billions"),
+    [("qwen3-8b", 8.2), ("qwen3-14b", 14.8), ("qwen3-32b", 32.8), ("qwen3-30b", 30.5), ("qwen3-235b", 235), ("gpt-oss-20b", 20.9),
+     ("minimax-m2", 229), ("longcat-flash-lite", 68.5), ("qwen3-next", 80)],
+)  # fmt: skip
+def test_public_shapes_have_the_published_number_of_parameters(model: str, billions: float) -> None:
+    shapes = json.loads((fsdp2.PUBLIC / model / "config.json").read_text())
+    assert shapes["source"].startswith("https://huggingface.co/")
+    assert parameters(shapes) / 1e9 == pytest.approx(billions, rel=0.01)
+
+
+def parameters(shapes: dict[str, Any]) -> float:
+    """Matrices only: norms and biases are below a thousandth."""
+    hidden, layers, kind = shapes["hidden_size"], shapes["num_hidden_layers"], shapes["model_type"]
+    heads, vocabulary = shapes["num_attention_heads"], 2 * shapes["vocab_size"] * shapes["hidden_size"]
+    if kind == "longcat_flash":
+        query, key = shapes["q_lora_rank"], shapes["kv_lora_rank"]
+        plain, rotary, value = shapes["qk_nope_head_dim"], shapes["qk_rope_head_dim"], shapes["v_head_dim"]
+        attention = hidden * (query + key + rotary) + query * heads * (plain + rotary) + key * heads * (plain + value)
+        attention += heads * value * hidden
+        experts = 3 * hidden * shapes["expert_ffn_hidden_size"] * shapes["n_routed_experts"]
+        tables = shapes["emb_split_num"] * (shapes["emb_neighbor_num"] - 1)
+        grams = shapes["ngram_vocab_size_ratio"] * shapes["vocab_size"] * hidden + tables * hidden * hidden // tables
+        dense = 3 * hidden * shapes["ffn_hidden_size"]
+        return vocabulary + grams + shapes["num_layers"] * (2 * attention + 2 * dense + experts)
+    full = 2 * hidden * shapes["head_dim"] * (heads + shapes["num_key_value_heads"])
+    expert = 3 * hidden * shapes.get("moe_intermediate_size", shapes["intermediate_size"])
+    count = shapes.get("num_experts", shapes.get("num_local_experts", 1))
+    attention = layers * full
+    if kind == "qwen3_next":
+        linear = shapes["linear_num_key_heads"] * shapes["linear_key_head_dim"] * 2
+        values = shapes["linear_num_value_heads"] * shapes["linear_value_head_dim"]
+        gated = full + hidden * shapes["head_dim"] * heads  # the output gate
+        delta = hidden * (linear + 2 * values) + values * hidden
+        attention = layers // 4 * gated + layers * 3 // 4 * delta
+        expert_shared = 3 * hidden * shapes["shared_expert_intermediate_size"]
+        attention += layers * expert_shared
+    return vocabulary + attention + layers * (count * expert + (count > 1) * count * hidden)
 
 
 def test_one_rank_stands_for_all(folder: Path) -> None:
@@ -185,3 +243,27 @@ def test_fine_tuning_leaves_out_the_causal_masks_of_transformers(monkeypatch: py
     masks._ignore_causal_mask_sdpa = lambda padding, *rest: padding is None
     create(training_args=tuning, **arguments)
     assert masks._ignore_causal_mask_sdpa("some are padding", 4, 4, 0) is True
+
+
+def test_biases_of_experts_are_repeated_for_as_many_tokens_as_there_are() -> None:
+    asked: list[Any] = []
+
+    class Tensor:
+        def __init__(self, *shape: int) -> None:
+            self.shape, self.device = shape, "npu"
+
+        def numel(self) -> int:
+            return int(self.shape[0]) * int(self.shape[1])
+
+        def repeat_interleave(self, repeats: Any, dim: int | None = None, output_size: int | None = None) -> int | None:
+            asked.append((dim, output_size))
+            return output_size
+
+    def experts(self: Any, tokens: Tensor, counts: Any) -> Any:
+        return Tensor(32, 8).repeat_interleave(Tensor(32), dim=0), Tensor(4, 8).repeat_interleave(2, dim=1)
+
+    call = handlers.expert_biases(experts)
+    assert call(None, Tensor(16384, 2880), Tensor(8)) == (16384, None)  # dispatched: each token once
+    assert call(None, Tensor(1, 4096, 2880), Tensor(4096, 4)) == (16384, None)  # each token for four experts
+    assert asked == [(0, 16384), (1, None)] * 2
+    assert Tensor(2, 2).repeat_interleave(Tensor(2), 0) is None

@@ -247,6 +247,10 @@ def test_the_manager_is_shown_every_module_that_can_have_the_name(project: Calla
     class Lazy(ModuleType):
         pass
 
+    class _LazyTorchair:  # torch_npu's, which asks the package "other" and all modules for each name
+        def __getattr__(self, name: str) -> Any:
+            raise AssertionError(name)
+
     project(
         mindspeed__patch_utils="""
         import sys
@@ -267,9 +271,10 @@ def test_the_manager_is_shown_every_module_that_can_have_the_name(project: Calla
     for name in ("upstream", "user", "other"):
         imported(name)
     sys.modules["upstream.lazy"] = Lazy("upstream.lazy")
+    sys.modules["upstream.proxy"] = _LazyTorchair()  # type: ignore[assignment]
     theirs = manager.Patch("f")
     theirs.apply_patch()
-    assert {"upstream", "user", "upstream.lazy"} <= theirs.seen and not {"other", "textwrap"} & theirs.seen
+    assert {"upstream", "user", "upstream.lazy"} <= theirs.seen and not {"other", "upstream.proxy", "textwrap"} & theirs.seen
     assert theirs.whole == sys.path and sys.modules["upstream.dummy"] is sys.modules["other"]
     assert manager.sys is sys
     theirs.remove_patch()

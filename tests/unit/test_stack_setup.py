@@ -50,6 +50,7 @@ def test_trees_are_cloned_at_their_tags(upstream: Path, tmp_path: Path, installe
     into = prepared(upstream, tmp_path / "stack", base_url=upstream.as_uri() + "/")
     assert releases.missing_trees(into) == [] and releases.release_of(into) == "2.3.0"
     assert installed == [(into / stack.PYTHON, ["networkx", "peft==0.7.1"])]
+    assert list((into / "MindSpeed" / "mindspeed" / "__pycache__").iterdir()), "a rank would compile it each time"
     prepared(upstream, into, base_url="file:///nowhere")  # what is there is not fetched again
 
 
@@ -63,6 +64,7 @@ def test_a_tag_that_is_not_there_is_an_error_and_leaves_nothing(upstream: Path, 
 def test_trees_that_are_there_are_used_in_place(upstream: Path, tmp_path: Path) -> None:
     into = prepared(upstream, tmp_path / "stack", source=upstream)
     assert (into / "MindSpeed").resolve() == upstream / "MindSpeed"
+    assert not (upstream / "MindSpeed" / "mindspeed" / "__pycache__").exists(), "trees of somebody else's stay as they are"
     with pytest.raises(UsageError, match=r"holds release 2\.3\.0, not 26\.1\.0"):
         stack.prepare(releases.named("26.1.0"), tmp_path / "other", source=upstream)
     with pytest.raises(UsageError, match="has no MindSpeed-LLM"):
@@ -93,3 +95,15 @@ def test_pytorch_is_never_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 @pytest.mark.parametrize("words", [["--stack", "26.1.0"], ["--into", "x"], ["--from", "x"], ["--stack", "1.0", "--into", "x"]])
 def test_wrong_use_is_refused(words: list[str]) -> None:
     assert main(["setup", *words]) == 2
+
+
+def test_on_torch_npu_transformers_is_the_one_that_upstream_asks_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "MindSpeed-LLM").mkdir()
+    (tmp_path / "MindSpeed-LLM" / "requirements.txt").write_text("numpy\ntransformers==5.2.0\ntransformers_stream_generator\n")
+    there = {"torch_npu": False}
+    monkeypatch.setattr(stack.importlib.util, "find_spec", lambda name: object() if there.get(name) else None)
+    assert stack.requirements(tmp_path)["transformers"] == stack.PACKAGES["transformers"]
+    there["torch_npu"] = True
+    assert stack.requirements(tmp_path)["transformers"] == "transformers==5.2.0"
+    assert "transformers==5.2.0" in stack.missing_packages(tmp_path)
+    assert stack.requirements()["transformers"] == stack.PACKAGES["transformers"]

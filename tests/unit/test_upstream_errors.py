@@ -34,8 +34,9 @@ SPLIT = ValueError("For 'Split', x_shape[1] must be divisible by output_num = 2,
         (SPLIT, DPO, "--no-pad-to-seq-lengths"),
         (SPLIT_OF_2_9, DPO, "--no-pad-to-seq-lengths"),
         (TypeError("not all arguments converted during string formatting"), [], "--ai-framework mindspore"),
+        (ValueError("Require set `--reset-attention-mask` when `--neat-pack` is set."), [], "--reset-attention-mask"),
     ],
-    ids=["context parallel", "LoRA", "experts", "DPO", "DPO on MindSpore 2.9", "framework"],
+    ids=["context parallel", "LoRA", "experts", "DPO", "DPO on MindSpore 2.9", "framework", "packing"],
 )
 def test_the_sentence_names_the_flag_to_add(error: Exception, args: list[str], flag: str) -> None:
     sentence = upstream_errors.explain(error, args)
@@ -46,6 +47,15 @@ def test_an_error_that_only_looks_like_one_is_not_explained() -> None:
     assert upstream_errors.explain(ValueError("something else"), DPO) is None
     assert upstream_errors.explain(SPLIT, ["--stage", "sft", "--pipeline-model-parallel-size", "4"]) is None
     assert upstream_errors.explain(SPLIT, [*DPO, "--no-pad-to-seq-lengths"]) is None
+
+
+def test_without_apex_the_o2_optimizer_cannot_start() -> None:
+    error = ImportError("cannot import name 'FusedSGD' from 'apex.optimizers' (mindspeed.dummy_module.py)")
+    sentence = upstream_errors.explain(error, ["--o2-optimizer", "--o2-gradient"])
+    assert (
+        sentence and sentence.startswith("This script fails on an NPU too: ") and sentence.endswith("Leave out --o2-optimizer.")
+    )
+    assert upstream_errors.explain(error, ["--bf16"]) is None
 
 
 def test_a_module_that_upstream_removed_is_upstreams_error() -> None:

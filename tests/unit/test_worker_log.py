@@ -171,6 +171,11 @@ def test_torn_figures_are_no_figures() -> None:
             True,
         ),
         (b"[ERROR] ME(1): bad thing\n" + TRACEBACK, "[ERROR] ME(1): bad thing", True),
+        (
+            b"[ERROR] `x` is part of M.forward's signature, but not documented. Make sure to add it\n" + TRACEBACK,
+            "RuntimeError: it broke",
+            True,
+        ),
         (b"[CRITICAL] ME(1): bad thing\n" + BLOCK, "[CRITICAL] ME(1): bad thing", False),
         (b"\x1b[31m[ERROR]\x1b[0m red\n", "[ERROR] red", False),
         (

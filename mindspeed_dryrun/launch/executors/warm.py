@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from mindspeed_dryrun.rank import activation
+from mindspeed_dryrun.rank.engine import TORCH_NPU
 from mindspeed_dryrun.rank.guard import MARK
 from mindspeed_dryrun.rank.patch_calls import ALWAYS
 from mindspeed_dryrun.rank.warm_server import NO_MARK, OF_ONE_RANK, receive, send
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from mindspeed_dryrun.launch.plan import RankTask
 
 _RANK_MODULE = ("-m", "mindspeed_dryrun.rank")
-_LIBRARIES = "mindspeed_dryrun.rank.libraries"  # of a trainer of Megatron's that a script brings
+_LIBRARIES = "mindspeed_dryrun.rank.libraries"  # of a trainer that a script brings
 # Differ from shell to shell and decide nothing.
 _OF_THE_SHELL = ("_", "SHLVL", "PWD", "OLDPWD")
 _KEPT = 2  # servers at once: each holds about half a gigabyte
@@ -133,7 +134,7 @@ def _imports(argv: tuple[str, ...], engine: str) -> str:
         raise ColdStart("it is not a Python program of ours")
     if not argv[3].endswith(".py"):
         return f"{argv[3]}.imports"
-    if engine == "mindspore" and ALWAYS in argv:
+    if engine == TORCH_NPU or ALWAYS in argv:
         return _LIBRARIES
     raise ColdStart("what the script's own trainer imports depends on its arguments")
 

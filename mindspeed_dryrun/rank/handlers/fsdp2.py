@@ -11,6 +11,7 @@ from mindspeed_dryrun.errors import DryRunError
 from mindspeed_dryrun.rank import activation as config
 from mindspeed_dryrun.rank import progress
 from mindspeed_dryrun.rank.handlers import moe
+from mindspeed_dryrun.rank.handlers.tensor_methods import replaced_method
 
 _MASKS, _LEFT_OUT = "transformers.masking_utils", "_ignore_causal_mask_sdpa"  # of 5.2.0
 _PADDED_TO = 8  # by the collator of fine-tuning, without context parallelism (data/data_factory.py, LFDataManager)
@@ -139,5 +140,30 @@ def even_dispatch(original: Callable[..., Any]) -> Callable[..., Any]:
         tokens = torch.tensor([count * groups for count in received], dtype=torch.int64, device=device)
         chosen = torch.zeros(sum(received) * groups, dtype=expert_ids_per_ep_rank.dtype, device=device)
         return (tokens, chosen), (torch.tensor(sent), torch.tensor([sum(received)] * groups))
+
+    return call
+
+
+def expert_biases(original: Callable[..., Any]) -> Callable[..., Any]:
+    """GPT-OSS repeats the bias of each expert for its tokens, whose number is on the device: as many rows as there are tokens.
+
+    Of `forward` and of `ep_forward`: the first argument after `self` has the tokens, and `router_indices`, where it is given,
+    how often each goes to an expert.
+    """
+
+    @functools.wraps(original)
+    def call(self: Any, tokens: Any, chosen: Any, *args: Any, **options: Any) -> Any:
+        permuted = len(tokens.shape) == 2  # `ep_forward` gets them in the order of the experts
+        rows = int(tokens.shape[0] if permuted else chosen.numel())
+
+        def make(method: Any) -> Callable[..., Any]:
+            def repeat(values: Any, repeats: Any, dim: int | None = None, **rest: Any) -> Any:
+                known = {"output_size": rows} if hasattr(repeats, "device") else {}
+                return method(values, repeats, dim=dim, **{**known, **rest})
+
+            return repeat
+
+        with replaced_method(type(tokens), "repeat_interleave", make):
+            return original(self, tokens, chosen, *args, **options)
 
     return call

@@ -21,17 +21,19 @@ def load(original: Callable[..., Any]) -> Callable[..., Any]:
     """`MindSpeedOpBuilder.load`: the operators below, where they are those of this builder; else they are compiled as ever."""
 
     def call(self: Any, *args: Any, **options: Any) -> Any:
+        if self.name == "algorithm" and hasattr(torch.UntypedStorage, "_swap_data_ptr_"):  # torch 2.7 has no such method
+            return _Operators(reuse_data_ptr=reuse_data_ptr)
         return _BUILDERS[self.name] if self.name in _BUILDERS else original(self, *args, **options)
 
     return call
 
 
-def _launched(operator: str, like: torch.Tensor, size: int | None = None) -> None:
+def launched(operator: str, like: torch.Tensor, size: int | None = None) -> None:
     """Takes the operator's workspace from the caching allocator in any mode, as ACLNN_CMD does (inc/aclnn_common.h:622)."""
     # `ACLNN_CMD`: https://gitcode.com/Ascend/MindSpeed/blob/v2.2.0_core_r0.12.1/mindspeed/ops/csrc/cann/inc/aclnn_common.h#L587
     size = workspace.constants.get(operator) if size is None else size
     if size is None:
-        slots.called.add(operator)
+        slots.note_unknown(operator)
     else:
         workspace.note(operator, size)
         torch.empty(size, dtype=torch.uint8, device=like.device)
@@ -46,14 +48,14 @@ class RotaryPositionEmbedding(torch.autograd.Function):  # type: ignore[misc]
     def forward(ctx: Any, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, mode: int) -> torch.Tensor:
         ctx.learnt = cos.requires_grad and sin.requires_grad
         ctx.save_for_backward(x if ctx.learnt else None, cos, sin)
-        _launched("aclnnRotaryPositionEmbedding", x)
+        launched("aclnnRotaryPositionEmbedding", x)
         return _like(x)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         _, cos, sin = ctx.saved_tensors
         result = _like(grad)
-        _launched("aclnnRotaryPositionEmbeddingGrad", grad)
+        launched("aclnnRotaryPositionEmbeddingGrad", grad)
         return (result, _like(cos), _like(sin), None) if ctx.learnt else (result, None, None, None)
 
 
@@ -70,13 +72,13 @@ class MoeTokenPermute(torch.autograd.Function):  # type: ignore[misc]
         ctx.save_for_backward(order)
         ctx.mark_non_differentiable(order)
         ctx.tokens = tokens.size(0)
-        _launched("aclnnMoeTokenPermute", tokens, workspace.token_permute_size(flat))
+        launched("aclnnMoeTokenPermute", tokens, workspace.token_permute_size(flat))
         return permuted, order
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor, *rest: Any) -> tuple[torch.Tensor | None, ...]:
         result = grad.new_empty(ctx.tokens, grad.size(1))
-        _launched("aclnnMoeTokenPermuteGrad", grad)
+        launched("aclnnMoeTokenPermuteGrad", grad)
         return result, None, None
 
 
@@ -88,7 +90,7 @@ class MoeTokenUnpermute(torch.autograd.Function):  # type: ignore[misc]
         ctx.save_for_backward(permuted, order, probs)
         choices = 1 if probs is None else probs.size(1)
         result = permuted.new_empty(order.size(0) // choices, permuted.size(-1))
-        _launched("aclnnMoeTokenUnpermute", permuted)
+        launched("aclnnMoeTokenUnpermute", permuted)
         return result
 
     @staticmethod
@@ -96,7 +98,7 @@ class MoeTokenUnpermute(torch.autograd.Function):  # type: ignore[misc]
         permuted, _, probs = ctx.saved_tensors
         result = _like(permuted)
         grad_probs = None if probs is None else _like(probs)
-        _launched("aclnnMoeTokenUnpermuteGrad", grad)
+        launched("aclnnMoeTokenUnpermuteGrad", grad)
         return result, None, grad_probs
 
 
@@ -115,7 +117,7 @@ def grouped_product(
         shape.insert(0, len(group_list))
     version = "V4" if isinstance(group_list, torch.Tensor) else "V2"
     result = x[0].new_empty(shape)
-    _launched("aclnnGroupedMatmul" + version, x[0])
+    launched("aclnnGroupedMatmul" + version, x[0])
     return [result]
 
 
@@ -147,7 +149,7 @@ def ring_attention_update(*tensors: torch.Tensor) -> Tensors:
     # `npu_ring_attention_update`: https://gitcode.com/Ascend/MindSpeed/blob/v2.2.0_core_r0.12.1/mindspeed/ops/csrc/cann/npu_ring_attention_update.cpp#L25
     attention, largest, total = tensors[:3]
     results = [_like(attention), _like(largest), _like(total)]
-    _launched("aclnnRingAttentionUpdate", attention)
+    launched("aclnnRingAttentionUpdate", attention)
     return results
 
 
@@ -155,13 +157,13 @@ def apply_adamw(param: torch.Tensor, *rest: Any) -> None:
     """npu_apply_fused_adamw_v2.cpp: in place, but for the step before this one."""
     state_step = rest[4]
     step = state_step.sub(1)
-    _launched("aclnnApplyAdamWV2", param)
+    launched("aclnnApplyAdamWV2", param)
     del step
 
 
 def apply_ema_adamw(grad: torch.Tensor, *tensors: Any, **options: Any) -> tuple[torch.Tensor, ...]:
     """npu_apply_fused_ema_adamw.cpp: in place."""
-    _launched("aclnnApplyFusedEmaAdam", grad)
+    launched("aclnnApplyFusedEmaAdam", grad)
     return tuple(tensors[:4])
 
 
@@ -186,6 +188,17 @@ def fusion_attention_grad(
              "kv_start_idx")  # fmt: skip
     options = dict(zip(names, rest, strict=True))
     return torch_npu.npu_fusion_attention_grad_v2(query, key, value, dy, head_num, input_layout, **options)[:4]
+
+
+def reuse_data_ptr(target: torch.Tensor, source: torch.Tensor, offset: int) -> None:
+    """algorithm.cpp of mindspeed/ops/csrc: the storage looks into the other's memory from now on, and its own is freed."""
+    # `reuse_data_ptr`: https://gitcode.com/Ascend/MindSpeed/blob/v2.2.0_core_r0.12.1/mindspeed/ops/csrc/algorithm/algorithm.cpp#L3
+    own, size = target.untyped_storage(), target.element_size()
+    if offset < 0 or (offset + target.numel()) * size > source.numel() * source.element_size():
+        raise RuntimeError("Offsets overflow")  # as the original
+    address = source.untyped_storage().data_ptr() + offset * size
+    other = torch._C._construct_storage_from_data_pointer(address, target.device, own.nbytes())
+    own._swap_data_ptr_(other)
 
 
 class _Operators:

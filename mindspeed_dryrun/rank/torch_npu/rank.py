@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import re
 import sys
@@ -31,14 +32,34 @@ def check_simulation() -> None:
 
 
 def prepare() -> None:
-    """Fills the stand-in's slots before torch_npu can call them, and looks at what was loaded once it is imported."""
+    """Fills the stand-in's slots before torch_npu can call them, and looks at what was loaded once it is imported.
+
+    A rank that is forked from a process which has done this already finds it done.
+    """
+    if answers.memory.base:
+        return
     answers.install(str(Path(os.environ["ASCEND_HOME_PATH"], "lib64", STAND_IN_LIBRARY)))
     triton_stand_in.install()
     patcher.when_imported("torch_npu", _stop_unless_stand_in)
     patcher.when_imported("torch_npu", history.start)
+    patcher.when_imported("torch_npu", _cann_operators)
+    patcher.when_imported("torch_npu", _leave_memory_untouched)
     patcher.when_imported("torch_npu", lambda: slots.observe.append(_allocated))
     patcher.when_imported("torch.distributions.distribution", _accept_zeros)
     patcher.when_imported(_FINALIZE, _agree_on_tokens)
+
+
+def _cann_operators() -> None:
+    """Needs torch, which is not imported before."""
+    importlib.import_module("mindspeed_dryrun.rank.torch_npu.cann_operators").install()
+
+
+def _leave_memory_untouched() -> None:
+    """In deterministic mode torch fills whatever it makes: parameters on the host, of which only the shapes are needed.
+
+    FSDP2 makes each parameter there before it moves it to the meta device, gigabytes for the experts of a layer.
+    """
+    sys.modules["torch"].utils.deterministic.fill_uninitialized_memory = False
 
 
 def _accept_zeros() -> None:

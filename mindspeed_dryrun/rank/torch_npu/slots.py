@@ -78,15 +78,22 @@ def _noting(loaded: ctypes.CDLL, name: str) -> Any:
     """Notes the first call of an operator, then leaves its slot empty: later calls cost nothing. GROWING ones stay."""
 
     def note() -> int:
-        called.add(name)
-        if name.startswith(GROWING):
-            for allocated in observe:
-                launched_at[name] = max(launched_at.get(name, 0), allocated())
+        if note_unknown(name):
             return 0
         ctypes.c_void_p.in_dll(loaded, SLOT + name + QUESTION).value = None
         return 0
 
     return ctypes.CFUNCTYPE(ctypes.c_int)(note)
+
+
+def note_unknown(name: str) -> bool:
+    """Notes an operator whose workspace is not known; true if it grows with its inputs, and every call is to be noted."""
+    called.add(name)
+    growing = name.startswith(GROWING)
+    if growing:
+        for allocated in observe:
+            launched_at[name] = max(launched_at.get(name, 0), allocated())
+    return growing
 
 
 def _empty(slots: list[ctypes.c_void_p | None]) -> None:
