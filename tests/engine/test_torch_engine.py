@@ -69,6 +69,8 @@ gmm = Builder("grouped_matmul").load()
 (product,) = gmm.npu_gmm([permuted], [weight], [], [1024 * n for n in range(1, 9)], 0, 0)
 dx, dw, _ = gmm.npu_gmm_backward([product], [permuted], [weight], [1024 * n for n in range(1, 9)], 0)
 assert product.shape == (8192, 512) and dx[0].shape == permuted.shape and dw[0].shape == weight.shape
+update = Builder("npu_ring_attention_update").load().npu_ring_attention_update
+assert [one.shape for one in update(x, cos, cos)] == [x.shape, cos.shape, cos.shape]
 assert Builder("adaptive_cp").load() == "compiled as ever"
 reuse = Builder("algorithm").load().reuse_data_ptr
 source = torch.empty(16 << 20, **like)
@@ -163,6 +165,7 @@ def test_operators_that_mindspeed_compiles_allocate_what_their_sources_do(tmp_pa
     assert report["ranks"][0]["status"] == "ok", done.stdout + done.stderr
     formulas = ("aclnnGroupedMatmul", "aclnnMoeToken", "aclnnRotaryPositionEmbedding")
     assert not [line for line in report["not_counted"] if any(name in line for name in formulas)]  # their workspace is counted
+    assert any("aclnnRingAttentionUpdate" in line for line in report["not_counted"])  # its is not known, and named
 
 
 def test_operators_of_a_package_beside_cann_allocate_what_their_sources_do(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ _SYSTEM, _BLOCK, _ROW = 16 << 20, 512, 256  # bytes: of the kernels, of an addre
 
 @workspace("ppppqqqpp", "aclnnAllGatherMatmul")
 def all_gather_matmul(x: int, weight: int, bias: int, group: int, side: int, *rest: int) -> int:
-    """all_gather_matmul_tiling.cpp:387: the weight rearranged, and what is gathered where the caller does not want it."""
+    """all_gather_matmul_tiling.cpp:387: the weight rearranged, and what is gathered where it is no output."""
     *_, result, gathered = rest
     a, b, output, wanted = (described(handle) for handle in (x, weight, result, gathered))
     if not all(isinstance(one, TensorOnDevice) and len(one.shape) == 2 for one in (a, b, output)):
