@@ -418,7 +418,13 @@ def test_set_quotes_its_value() -> None:
 
 @pytest.mark.parametrize(
     "start",
-    ["torchrun", "python -m torch.distributed.run", "python3 -u -m torch.distributed.launch", "nohup /opt/venv/bin/torchrun"],
+    [
+        "torchrun",
+        "python -m torch.distributed.run",
+        "python3 -u -m torch.distributed.launch",
+        "nohup /opt/venv/bin/torchrun",
+        "python /opt/x/torch/distributed/run.py",
+    ],
 )
 def test_every_way_to_start_torchrun_is_captured(home: Path, start: str) -> None:
     script = home / "train.sh"
