@@ -206,6 +206,8 @@ SURROUNDINGS = {
     "dash dash.sh --named": "--named",
     "unset BASH_ENV\nbash other.sh --unset": "--unset",
     "bash -ic 'msrun p.py --inter > train.log'": "--inter",
+    "cd /data/none && cd - && mkdir -p logs || exit 3\nmsrun p.py --back > logs/x": "--back",
+    "T=$(mktemp -d); echo a > $T/b/c; mkdir -p logs || exit 3\nmsrun p.py --made $(cat $T/b/c)": "--made a",
     "timeout -s kill 10 msrun p.py --kill": "--kill",
     "no-such-starter -n ms msrun p.py --starter": "--starter",
     "no-such-starter bash -c 'exit 1' || msrun p.py --or": "--or",
