@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import uuid
 from pathlib import Path
 
-from mindspeed_dryrun.errors import DryRunError
+from mindspeed_dryrun.errors import DryRunError, UsageError
 
 
 def write_text(path: Path, text: str) -> None:
@@ -42,4 +43,14 @@ def write_output(path: Path, text: str) -> None:
 def cannot_write(path: Path, error: OSError) -> DryRunError:
     """A sentence with the reason."""
     reason = error.strerror or str(error)
-    return DryRunError(f"Cannot write {path}: {reason}. What was there before is unharmed; make room and run again.")
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return DryRunError(f"Cannot write {path}: {reason}. What was there before is unharmed; make room and run again.")
+    return DryRunError(f"Cannot write {path}: {reason}. What was there before is unharmed.")
+
+
+def check_output(option: str, path: Path) -> None:
+    """`UsageError` for a file that could not be written after minutes of work."""
+    if not path.absolute().parent.is_dir():
+        raise UsageError(f"{option} {path}: the folder {path.parent} does not exist.")
+    if path.is_dir():
+        raise UsageError(f"{option} {path} is a folder: give a file.")

@@ -21,6 +21,7 @@ from pathlib import Path
 from mindspeed_dryrun.commands import importing_meanwhile
 from mindspeed_dryrun.engines.protocol import Engine
 from mindspeed_dryrun.errors import DryRunError, UsageError
+from mindspeed_dryrun.files import check_output, write_output
 from mindspeed_dryrun.language import t
 from mindspeed_dryrun.launch.job import Job
 from mindspeed_dryrun.launch.plan import (
@@ -175,6 +176,8 @@ def run_job(job: Job, stem: Path, args: argparse.Namespace) -> int:
     """Plans and runs a job that is understood, prints what was asked for, and returns the exit status."""
     if args.plan_only:
         return _show_plan(job, stem.absolute(), args)
+    if args.junit:
+        check_output("--junit", args.junit)
     return _run_and_print(job, stem, args)[0]
 
 
@@ -250,7 +253,6 @@ def _print_report(report: Report, out: Path, args: argparse.Namespace) -> None:
         print(views.render(report, "table"))
         print(t(f"record: {out}"))
     if args.junit:
-        from mindspeed_dryrun.files import write_output
         from mindspeed_dryrun.report import junit
 
         write_output(args.junit, junit.render(report))

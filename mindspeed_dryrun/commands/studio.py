@@ -101,12 +101,14 @@ def _serve(server: uvicorn.Server, listener: socket.socket) -> None:
 
 
 def _listen(port: int) -> socket.socket:
+    if not 0 <= port < 1 << 16:
+        raise UsageError(f"--port {port}: give a number from 1 to 65535, or 0 for one that is free.")
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((_LOOPBACK, port))
         listener.listen(128)  # from now on whoever reads the address may connect
-    except (OSError, OverflowError) as error:
+    except OSError as error:
         listener.close()
-        raise UsageError(f"Cannot listen on port {port}: {error}. Choose another with --port.") from None
+        raise UsageError(f"Cannot listen on port {port}: {error.strerror}. Choose another with --port.") from None
     return listener

@@ -127,6 +127,8 @@ for word; do
     -c) break;;
     -*) ;;
     */msrun|*/torchrun) while [ "$1" != "$word" ]; do shift; done; shift; exec "${word##*/}" "$@";;
+    */torch/distributed/run.py|*/torch/distributed/launch.py)
+        while [ "$1" != "$word" ]; do shift; done; shift; exec torchrun "$@";;
     *.py) printf "%s\\n" "{name} $word" >> "$__dryrun_bin/../skipped"; exit 0;;
     *) break;;
     esac

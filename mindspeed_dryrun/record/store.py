@@ -72,7 +72,7 @@ class Record:
         path = self.path / "job.json"
         data = read_json(path)
         if not isinstance(data, dict):
-            raise UsageError(f"{path} cannot be read; choose another folder for --out.")
+            raise UsageError(f"{path} is damaged and cannot be read: remove its folder, or name another one.")
         return JobFile.from_json(data, str(path))
 
     def refuse_if_changed(self, job: JobFile, old: JobFile | None = None) -> None:

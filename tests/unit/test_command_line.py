@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import sys
@@ -12,7 +13,7 @@ import pytest
 
 from mindspeed_dryrun.commands import main
 from mindspeed_dryrun.errors import DryRunError, UsageError
-from mindspeed_dryrun.files import write_output
+from mindspeed_dryrun.files import cannot_write, write_output
 from mindspeed_dryrun.megatron import flags
 from mindspeed_dryrun.report import table
 from mindspeed_dryrun.units import parse_size_mb
@@ -94,3 +95,24 @@ def test_schemas_are_written_into_a_folder_that_is_made(tmp_path: Path, capsys: 
     (tmp_path / "file").write_text("")
     assert main(["schema", "--into", str(tmp_path / "file")]) == 1
     assert "Cannot write" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("file", "sentence"), [("none/x.xml", "does not exist"), (".", "is a folder")])
+def test_a_file_that_cannot_be_written_is_refused_before_the_run(
+    file: str, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["launch", str(EXAMPLE), "--junit", str(tmp_path / file)]) == 2
+    assert sentence in capsys.readouterr().err and list(tmp_path.iterdir()) == []
+
+
+def test_only_a_full_disk_asks_for_room() -> None:
+    assert "make room" in str(cannot_write(Path("x"), OSError(errno.ENOSPC, "No space left on device")))
+    assert "make room" not in str(cannot_write(Path("x"), OSError(errno.EACCES, "Permission denied")))
+
+
+@pytest.mark.parametrize("port", ["99999", "-1"])
+def test_a_port_that_cannot_be_is_named(port: str, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("uvicorn")
+    assert main(["studio", str(EXAMPLE), "--no-browser", f"--port={port}"]) == 2
+    assert f"--port {port}: give a number from 1 to 65535" in capsys.readouterr().err

@@ -153,3 +153,11 @@ def test_half_written_files_are_not_read(tmp_path: Path) -> None:
     assert record.results() == {}
     (record.rank_folder(0) / "result.json").write_text('{"status": "ok"')
     assert record.ranks_done() == set()
+
+
+def test_a_damaged_job_names_a_way_out_that_every_verb_has(tmp_path: Path) -> None:
+    """`report` and `compare` read records, too, and have no --out."""
+    record = Record.create(tmp_path, job())
+    (record.path / "job.json").write_text('{"schema_version": 2, "job"')
+    with pytest.raises(UsageError, match=r"is damaged and cannot be read: remove its folder, or name another one\.$"):
+        Record.open(tmp_path).job()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -204,6 +206,8 @@ SURROUNDINGS = {
     "dash dash.sh --named": "--named",
     "unset BASH_ENV\nbash other.sh --unset": "--unset",
     "bash -ic 'msrun p.py --inter > train.log'": "--inter",
+    "cd /data/none && cd - && mkdir -p logs || exit 3\nmsrun p.py --back > logs/x": "--back",
+    "T=$(mktemp -d); echo a > $T/b/c; mkdir -p logs || exit 3\nmsrun p.py --made $(cat $T/b/c)": "--made a",
     "timeout -s kill 10 msrun p.py --kill": "--kill",
     "no-such-starter -n ms msrun p.py --starter": "--starter",
     "no-such-starter bash -c 'exit 1' || msrun p.py --or": "--or",
@@ -418,7 +422,13 @@ def test_set_quotes_its_value() -> None:
 
 @pytest.mark.parametrize(
     "start",
-    ["torchrun", "python -m torch.distributed.run", "python3 -u -m torch.distributed.launch", "nohup /opt/venv/bin/torchrun"],
+    [
+        "torchrun",
+        "python -m torch.distributed.run",
+        "python3 -u -m torch.distributed.launch",
+        "nohup /opt/venv/bin/torchrun",
+        "python /opt/x/torch/distributed/run.py",
+    ],
 )
 def test_every_way_to_start_torchrun_is_captured(home: Path, start: str) -> None:
     script = home / "train.sh"
@@ -429,3 +439,17 @@ def test_every_way_to_start_torchrun_is_captured(home: Path, start: str) -> None
     assert (call.launcher, call.world_size, call.local_world_size) == ("torchrun", 8, 4)
     assert (call.program, call.program_args) == ("pretrain_gpt.py", ("--seq-length", "8"))
     assert call.env["TASK_QUEUE_ENABLE"] == "2" and not (home / "log").exists()
+
+
+def test_two_stale_shims_on_path_hand_over_to_the_real_launcher(tmp_path: Path) -> None:
+    """Two installations, each of which was activated once: neither may call the other for ever."""
+    folders = []
+    for name in ("one", "two"):
+        shutil.copytree(script_module.SHIM, tmp_path / name / "launch" / "shim")
+        folders.append(str(tmp_path / name / "launch" / "shim"))
+    real = write(tmp_path, '#!/bin/sh\necho real "$@"\n', "venv/bin/msrun")
+    real.chmod(0o755)
+    env = {name: value for name, value in os.environ.items() if name != "MINDSPEED_DRYRUN"}
+    env["PATH"] = os.pathsep.join([*folders, str(real.parent), env["PATH"]])
+    done = subprocess.run(["msrun", "p.py"], env=env, capture_output=True, text=True, timeout=20, check=False)
+    assert done.stdout == "real p.py\n"

@@ -201,7 +201,7 @@ __dryrun_target() {
     if [[ $REPLY == *[\$/\`]* ]]; then
         __dryrun_expand "$REPLY" "$@"
         if [[ $REPLY == "$TMPDIR"/* && $REPLY != */../* && $__dryrun_operator != ">&" ]]; then
-            command -p mkdir -p "${REPLY%/*}"
+            __dryrun_make "${REPLY%/*}"
             __dryrun_out+=${__dryrun_operator/%[!\>]*/}   # `&>` has its `&` in __dryrun_out already
             [[ $__dryrun_operator == ">>" || $__dryrun_out == *"&>" ]] || __dryrun_out+="|"   # noclobber is ours
             __dryrun_out+=$__dryrun_raw_target
@@ -237,6 +237,9 @@ __dryrun_word() {
     REPLY=${text:0:i}
 }
 
+# In a subshell: bash would remember where mkdir is, and take that one for the script's.
+__dryrun_make() ( command -p mkdir -p "$1" )
+
 # A folder that is not here (a data set's, upstream's) is taken to be there: an empty one below $__dryrun_places, which is cut
 # from every path of the launcher call afterwards.
 cd() {
@@ -249,7 +252,7 @@ cd() {
     __dryrun_absent "cd $__dryrun_folder"
     [[ $__dryrun_folder == /* ]] || __dryrun_folder=$PWD/$__dryrun_folder
     __dryrun_folder=$__dryrun_places${__dryrun_folder#"$__dryrun_places"}
-    command -p mkdir -p "$__dryrun_folder" && builtin cd "$__dryrun_folder"
+    __dryrun_make "$__dryrun_folder" && builtin cd "$__dryrun_folder"
 }
 pushd() { builtin pushd . && cd "$@"; }
 

@@ -42,9 +42,10 @@ def activate(config: dict, launcher: str, arguments: list) -> int:  # type: igno
 
 
 def next_on_path(launcher: str, arguments: list) -> int:  # type: ignore[type-arg]
-    """The launcher that would have run without us."""
+    """The launcher that would have run without us: behind our place on PATH, so that two of us never call each other."""
     here = Path(__file__).absolute().parent
-    for folder in os.environ.get("PATH", "").split(os.pathsep):
+    folders = os.environ.get("PATH", "").split(os.pathsep)
+    for folder in folders[folders.index(str(here)) + 1 :] if str(here) in folders else folders:
         path = Path(folder, launcher).absolute()
         if path.parent != here and os.access(path, os.X_OK):
             os.execv(path, [str(path), *arguments])
