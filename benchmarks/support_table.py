@@ -230,14 +230,24 @@ def _one_each(tables: Sequence[Table]) -> list[Table]:
     return sorted(found.values(), key=lambda table: order.index(table.release) if table.release in order else len(order))
 
 
+_MANY = 8  # scripts with one reason are counted, not listed
+
+
 def _reasons(tables: Sequence[Table]) -> list[str]:
     releases: dict[tuple[str, str], list[str]] = {}
     for table in tables:
         for row in filter(_stuck, table.rows):
             reason = _short(row.result).partition(" With it: ")[0]
             releases.setdefault((row.script, reason), []).append(table.release)
-    rows = [[script, ", ".join(names), reason] for (script, reason), names in sorted(releases.items())]
-    return _markdown(["script", "releases", "reason"], rows) if rows else ["All run."]
+    scripts: dict[tuple[str, str], list[str]] = {}
+    for (script, reason), names in sorted(releases.items()):
+        scripts.setdefault((", ".join(names), reason), []).append(script)
+    rows = [
+        [script, names, reason]
+        for (names, reason), found in scripts.items()
+        for script in (found if len(found) <= _MANY else [f"{len(found)} scripts"])
+    ]
+    return _markdown(["script", "releases", "reason"], sorted(rows)) if rows else ["All run."]
 
 
 def _every_class(table: Table) -> list[str]:
