@@ -338,7 +338,8 @@ def _by_figure(figures: Mapping[str, int]) -> str:
 _COLLECTOR = (
     "**Recomputed layers.** The tags v26.0.0 and v26.1.0, and master at 79afbee2, keep what a recomputed layer saves until Python's",
     "garbage collector runs: `wrapped_run_func` in MindSpeed-LLM's `core/tensor_parallel/layers.py` holds `ctx`, which holds it. 2.3.0 has no",
-    "such function, and the branch 26.1.0 and master since 11 August 2026 do not hold `ctx`: they count what 2.3.0 counts. A longer run",
+    "such function, and the branch 26.1.0 and master since 11 August 2026 do not hold `ctx`: master counts what 2.3.0 counts, with the file that",
+    "its commit f107818f removed put back (the column *master, file restored*). A longer run",
     "holds more (glm4/tune_glm4_9b_32k_full_ms.sh: 80270M here, 166654M with all its microbatches), and the tool says so beside the verdict.",
     "Of the scripts of 26.1.0 without a dagger these are the only ones where anything waits for the collector at the end of a run.",
 )
