@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from importlib.metadata import version
 
 import pytest
 
@@ -58,13 +59,14 @@ print('actors used', actors() - before, 's')
 def test_actors_without_work_sleep(simulate: Callable, rest: bool) -> None:
     """The case without the call shows that it is needed: MindSpore's actors ask for work 300,000 times before they sleep.
 
-    A kernel of the CPU starts them, such as the one that makes a random state.
+    A kernel of the CPU starts them, such as the one that makes a random state; from MindSpore 2.8 on it starts none.
     """
+    asks = not rest and tuple(int(part) for part in version("mindspore").split(".")[:2]) < (2, 8)
     call = "from mindspeed_dryrun.rank import callback_pause\nassert callback_pause.rest_actors()\n" if rest else ""
     done = simulate(HEAD + call + "ms.manual_seed(1)\n" + _ACTORS)
     assert done.status == 0, done.text
     used = float(re.search(r"actors used (\S+) s", done.text)[1])
-    assert used < 0.03 if rest else used > 0.04, used
+    assert used > 0.04 if asks else used < 0.03, used
 
 
 def test_dense_with_adam_counts_weights_gradients_and_two_states(simulate: Callable) -> None:

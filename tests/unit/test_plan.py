@@ -191,6 +191,11 @@ def test_a_checkpoint_of_another_layout_is_reported(tmp_path: Path) -> None:
     assert checkpoint_layout(tmp_path) is None and checkpoint_layout(tmp_path / "missing") is None
 
 
+@pytest.fixture(autouse=True)
+def _no_stack_of_the_shell(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MINDSPEED_CORE_MS_PATH", raising=False)
+
+
 def stack(folder: Path) -> None:
     for file in ("MindSpeed-LLM/pretrain_gpt.py", "MindSpeed-LLM/mindspeed_llm/__init__.py", "MindSpeed/mindspeed/__init__.py",
                  "Megatron-LM/megatron/training/__init__.py", "MSAdapter/msa_thirdparty/torch/__init__.py"):  # fmt: skip

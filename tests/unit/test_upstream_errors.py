@@ -14,6 +14,9 @@ from mindspeed_dryrun.record.worker_log import read_worker_log
 
 DPO = ["--stage", "dpo", "--pipeline-model-parallel-size", "4", "--variable-seq-lengths"]
 SPLIT_OF_2_9 = ValueError("For 'SplitWithSize',  the sum of split_size should be equal to 1(input.shape[1]), but got split_sizes")
+GRADIENT_OF_2_8 = RuntimeError(
+    "For grad interface or custom function, grad tensor should be broadcast to expected shape, but got"
+)
 SPLIT = ValueError("For 'Split', x_shape[1] must be divisible by output_num = 2, but got 1")
 
 
@@ -33,10 +36,11 @@ SPLIT = ValueError("For 'Split', x_shape[1] must be divisible by output_num = 2,
         ),
         (SPLIT, DPO, "--no-pad-to-seq-lengths"),
         (SPLIT_OF_2_9, DPO, "--no-pad-to-seq-lengths"),
+        (GRADIENT_OF_2_8, DPO, "--no-pad-to-seq-lengths"),
         (TypeError("not all arguments converted during string formatting"), [], "--ai-framework mindspore"),
         (ValueError("Require set `--reset-attention-mask` when `--neat-pack` is set."), [], "--reset-attention-mask"),
     ],
-    ids=["context parallel", "LoRA", "experts", "DPO", "DPO on MindSpore 2.9", "framework", "packing"],
+    ids=["context parallel", "LoRA", "experts", "DPO", "DPO on MindSpore 2.9", "DPO on MindSpore 2.8", "framework", "packing"],
 )
 def test_the_sentence_names_the_flag_to_add(error: Exception, args: list[str], flag: str) -> None:
     sentence = upstream_errors.explain(error, args)
