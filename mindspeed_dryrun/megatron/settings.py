@@ -333,7 +333,8 @@ def _refuse_adapters(given: TrainerFlags) -> None:
     if given.moe_tp_extend_ep:
         raise UsageError("MindSpeed-LLM does not take LoRA with --moe-tp-extend-ep.")
     for unmodelled, name in (
-        (given.num_experts and given.moe_grouped_gemm, "--moe-grouped-gemm"),
+        (given.moe_grouped_gemm and given.gemm_gradient_accumulation_fusion, "--gemm-gradient-accumulation-fusion"),
+        (given.moe_alltoall_overlap_comm, "--moe-alltoall-overlap-comm"),
         (given.use_ascend_coc, "--use-ascend-coc"),
     ):
         if unmodelled:

@@ -227,6 +227,7 @@ DEEPSEEK3 = (
     ("more", "world_size", "rank", "used_peak_mb"),
     [
         pytest.param(ONE_BY_ONE, 2, 0, 997, id="experts"),
+        pytest.param(f"{ONE_BY_ONE} --moe-grouped-gemm", 2, 0, 1041, id="experts in groups"),
         pytest.param(f"{ONE_BY_ONE} --lora-fusion", 2, 0, 998, id="experts, one function"),
         pytest.param(f"{LATENT} --q-lora-rank 384 --pipeline-model-parallel-size 2", 2, 0, 509, id="latent attention"),
         pytest.param(DEEPSEEK3, 4, 0, 561, id="DeepSeek-V3 in small, first stage"),

@@ -80,6 +80,48 @@ class GroupedExperts(GroupedMLP):  # type: ignore[misc]
         return GroupedProduct.apply(original_weight, x, weight, group_list, self.fused)
 
 
+class AdaptedExperts(GroupedExperts):
+    """Frozen weights with small trained ones beside them, whatever layers `--lora-target-modules` names."""
+
+    # `LoraParallelGroupedMLP`: https://gitcode.com/Ascend/MindSpeed-LLM/blob/v2.2.0/mindspeed_llm/tasks/posttrain/lora/moe/experts.py#L364
+
+    def __init__(self, num_local_experts: int, config: Any, settings: Settings) -> None:
+        super().__init__(num_local_experts, config, settings)
+        if config.gated_linear_unit and not releases.since("2.3.0"):
+            self.activation_func = _swiglu_in_steps
+        rank = settings.lora_r
+        self.scaling = settings.lora_alpha / rank
+        width, (narrow, _) = self.weight1.shape[1], self.weight2.shape
+        self.first_a = self._adapter(config.hidden_size, rank * num_local_experts)
+        self.first_b = self._adapter(rank, width, spread=True)
+        self.second_a = self._adapter(narrow, rank, spread=True)
+        self.second_b = self._adapter(rank * num_local_experts, config.hidden_size)
+
+    def _adapter(self, rows: int, columns: int, spread: bool = False) -> Any:
+        """Two of the four count as parameters that every rank has."""
+        device = torch.cuda.current_device()
+        weight = torch.nn.Parameter(torch.empty(rows, columns, dtype=self.config.params_dtype, device=device))
+        weight.adapter = True
+        weight.allreduce = not (spread and self.config.expert_model_parallel_size > 1)
+        return weight
+
+    def forward(self, tokens: Any, tokens_per_expert: Any, probabilities: Any, handover: Any = None) -> tuple[Any, None]:
+        count, hidden_size = self.num_local_experts, self.config.hidden_size
+        first, second = self.weight1.view(count, hidden_size, -1), self.weight2.view(count, -1, hidden_size)
+        rank = self.first_b.shape[0]
+        first_a, second_a = (weight.view(count, -1, rank) for weight in (self.first_a, self.second_a))
+        first_b, second_b = (weight.view(count, rank, -1) for weight in (self.first_b, self.second_b))
+        hidden = self._product(tokens, first, tokens_per_expert, None)
+        compressed = self._product(tokens, first_a, tokens_per_expert, None)
+        added = self._product(compressed, first_b, tokens_per_expert, None) * self.scaling
+        activated = self.activation_func_with_probs(hidden + added, probabilities.unsqueeze(-1))
+        compressed_again = self._product(activated, second_a, tokens_per_expert, None)
+        added_again = self._product(compressed_again, second_b, tokens_per_expert, None) * self.scaling
+        output = self._product(activated, second, tokens_per_expert, None)
+        output += added_again
+        return output, None
+
+
 class BalancedLayer(MoELayer):  # type: ignore[misc]
     """A layer whose router leaves losses behind that are attached to its output (`group_limited_greedy`)."""
 
@@ -109,11 +151,16 @@ def _swiglu(x: Any) -> Any:
     return torch_npu.npu_swiglu(x, dim=-1)
 
 
+def _swiglu_in_steps(x: Any) -> Any:
+    gate, up = torch.chunk(x, 2, dim=-1)
+    return torch.nn.functional.silu(gate) * up
+
+
 def expert_layer(settings: Settings) -> ModuleSpec:
     """The module that stands where a dense layer has its MLP."""
     linear = MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear)
     if settings.moe_grouped_gemm:
-        experts = ModuleSpec(module=GroupedExperts, params={"settings": settings})
+        experts = ModuleSpec(module=AdaptedExperts if settings.lora_modules else GroupedExperts, params={"settings": settings})
     else:
         experts = ModuleSpec(module=SequentialMLP, submodules=linear)
     shared = ModuleSpec(module=SharedExpertMLP, params={"gate": settings.gated_shared_experts}, submodules=linear)
