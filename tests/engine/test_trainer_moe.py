@@ -79,6 +79,7 @@ def used_peak(
             "--moe-alltoall-overlap-comm --moe-zero-memory level1 --moe-zero-memory-num-layers 2 --n-shared-experts 1",
             2, 2719, id="zero memory of two layers, shared experts",
         ),
+        pytest.param("--recompute-activation-function", 2, 2717, id="activation recomputed"),
         pytest.param("--swap-optimizer --pipeline-model-parallel-size 2", 4, 834, id="optimizer on the host"),
         pytest.param(
             "--swap-attention --pipeline-model-parallel-size 2 --recompute-granularity full --recompute-method block "

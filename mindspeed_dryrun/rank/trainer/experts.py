@@ -21,7 +21,14 @@ from megatron.core.transformer.spec_utils import ModuleSpec, build_module
 from mindspore.ops.function import math_func
 
 from mindspeed_dryrun.megatron.settings import Settings
-from mindspeed_dryrun.rank.trainer import extended_experts, group_limited, overlapped_alltoall, overlapped_experts, releases
+from mindspeed_dryrun.rank.trainer import (
+    extended_experts,
+    group_limited,
+    overlapped_alltoall,
+    overlapped_experts,
+    recompute,
+    releases,
+)
 from mindspeed_dryrun.rank.trainer.grouped import exchange, weights_gradient_in_place
 
 
@@ -51,6 +58,8 @@ class GroupedExperts(GroupedMLP):  # type: ignore[misc]
 
     # `GmmExpertsImpl`: https://gitcode.com/Ascend/MindSpeed/blob/v2.2.0_core_r0.12.1/mindspeed/core/transformer/moe/moe_feature/gmm/experts.py#L11
 
+    recomputes_activation = False
+
     def __init__(self, num_local_experts: int, config: Any, settings: Settings) -> None:
         super().__init__(num_local_experts, config)
         self.fused = settings.gemm_gradient_accumulation_fusion
@@ -64,8 +73,16 @@ class GroupedExperts(GroupedMLP):  # type: ignore[misc]
         first = self.weight1.view(self.num_local_experts, self.config.hidden_size, -1)
         second = self.weight2.view(self.num_local_experts, -1, self.config.hidden_size)
         hidden = self._product(tokens, first, tokens_per_expert, self.weight1)
-        hidden = self.activation_func_with_probs(hidden, probabilities.unsqueeze(-1))
-        return self._product(hidden, second, tokens_per_expert, self.weight2), None
+        if not self.recomputes_activation:
+            hidden = self.activation_func_with_probs(hidden, probabilities.unsqueeze(-1))
+            return self._product(hidden, second, tokens_per_expert, self.weight2), None
+        held = recompute.WithoutOutput()
+        activated = held.run(self.activation_func_with_probs, hidden, probabilities.unsqueeze(-1))
+        output = self._product(activated, second, tokens_per_expert, self.weight2)
+        held.free()
+        if output.requires_grad:
+            output.register_hook(held.restore)
+        return output, None
 
     def _overlapped(self, tokens: Any, tokens_per_expert: Any, probabilities: Any, handover: Any) -> Any:
         first = self.weight1.view(self.num_local_experts, self.config.hidden_size, -1)
