@@ -258,6 +258,7 @@ def _refuse_overlap(given: TrainerFlags) -> None:
     for unmodelled, name in (
         (not (exchanged and given.moe_grouped_gemm), "a dispatcher that gathers, or without --moe-grouped-gemm,"),
         (token_wise and given.moe_expert_capacity_factor is not None, "the alltoall dispatcher and a capacity"),
+        (token_wise and given.recompute_activation_function, "the alltoall dispatcher and recomputed activation functions"),
         (token_wise and given.num_experts == given.expert_model_parallel_size, "the alltoall dispatcher and one expert a rank"),
         (given.expert_model_parallel_size == 1, "--expert-model-parallel-size 1"),
         (split and not given.moe_tp_extend_ep, "tensor parallelism and without --moe-tp-extend-ep"),
