@@ -310,6 +310,7 @@ CASES = {
     "activation functions recomputed, experts one by one": experts(
         2, EP2 + " --moe-token-dispatcher-type alltoall_seq --recompute-activation-function"
     ),
+    "activation functions recomputed, overlapped": experts(2, GROUPED + EP2 + OVERLAP + " --recompute-activation-function"),
     "norms recomputed, MLA, experts": experts(2, GROUPED + EP2 + LATENT + " --q-lora-rank 384 --recompute-norm"),
     "first layer dense, uneven stages": experts(
         4, GROUPED + EP2 + PP2 + " --num-layers 8 --num-layer-list 3,5 --first-k-dense-replace 1 --moe-layer-freq 1"

@@ -258,6 +258,7 @@ def _refuse_overlap(given: TrainerFlags) -> None:
     for unmodelled, name in (
         (not (exchanged and given.moe_grouped_gemm), "a dispatcher that gathers, or without --moe-grouped-gemm,"),
         (token_wise and given.moe_expert_capacity_factor is not None, "the alltoall dispatcher and a capacity"),
+        (token_wise and given.recompute_activation_function, "the alltoall dispatcher and recomputed activation functions"),
         (token_wise and given.num_experts == given.expert_model_parallel_size, "the alltoall dispatcher and one expert a rank"),
         (given.expert_model_parallel_size == 1, "--expert-model-parallel-size 1"),
         (split and not given.moe_tp_extend_ep, "tensor parallelism and without --moe-tp-extend-ep"),
@@ -333,7 +334,8 @@ def _refuse_adapters(given: TrainerFlags) -> None:
     if given.moe_tp_extend_ep:
         raise UsageError("MindSpeed-LLM does not take LoRA with --moe-tp-extend-ep.")
     for unmodelled, name in (
-        (given.num_experts and given.moe_grouped_gemm, "--moe-grouped-gemm"),
+        (given.moe_grouped_gemm and given.gemm_gradient_accumulation_fusion, "--gemm-gradient-accumulation-fusion"),
+        (given.moe_alltoall_overlap_comm, "--moe-alltoall-overlap-comm"),
         (given.use_ascend_coc, "--use-ascend-coc"),
     ):
         if unmodelled:

@@ -74,6 +74,12 @@ def used_peak(
         pytest.param("--tensor-model-parallel-size 2 --moe-tp-extend-ep", 4, 1412, id="TP extends EP"),
         pytest.param("--moe-alltoall-overlap-comm", 2, 2821, id="exchanges beside products"),
         pytest.param("--moe-alltoall-overlap-comm --moe-token-dispatcher-type alltoall", 2, 2821, id="the same, token by token"),
+        pytest.param("--moe-alltoall-overlap-comm --moe-zero-memory level0", 2, 2669, id="zero memory"),
+        pytest.param(
+            "--moe-alltoall-overlap-comm --moe-zero-memory level1 --moe-zero-memory-num-layers 2 --n-shared-experts 1",
+            2, 2719, id="zero memory of two layers, shared experts",
+        ),
+        pytest.param("--recompute-activation-function", 2, 2717, id="activation recomputed"),
         pytest.param("--swap-optimizer --pipeline-model-parallel-size 2", 4, 834, id="optimizer on the host"),
         pytest.param(
             "--swap-attention --pipeline-model-parallel-size 2 --recompute-granularity full --recompute-method block "
@@ -86,9 +92,7 @@ def test_experts_are_counted_as_mindspeed_llm_counts_them(tmp_path: Path, more: 
     assert used_peak(tmp_path, more, world_size) == used_peak_mb
 
 
-@pytest.mark.parametrize(
-    ("rank", "used_peak_mb"), [(0, 1448), (2, 2719)]
-)  # as in 26.1.0; 2686 in 2.2.0, which builds that layer once
+@pytest.mark.parametrize(("rank", "used_peak_mb"), [(0, 1448), (2, 2686)])
 def test_multi_token_prediction(tmp_path: Path, rank: int, used_peak_mb: int) -> None:
     more = "--pipeline-model-parallel-size 2 --mtp-num-layers 1 --mtp-loss-scaling-factor 0.3"
     assert used_peak(tmp_path, more, 4, rank) == used_peak_mb
@@ -224,6 +228,7 @@ DEEPSEEK3 = (
     ("more", "world_size", "rank", "used_peak_mb"),
     [
         pytest.param(ONE_BY_ONE, 2, 0, 997, id="experts"),
+        pytest.param(f"{ONE_BY_ONE} --moe-grouped-gemm", 2, 0, 1041, id="experts in groups"),
         pytest.param(f"{ONE_BY_ONE} --lora-fusion", 2, 0, 998, id="experts, one function"),
         pytest.param(f"{LATENT} --q-lora-rank 384 --pipeline-model-parallel-size 2", 2, 0, 509, id="latent attention"),
         pytest.param(DEEPSEEK3, 4, 0, 561, id="DeepSeek-V3 in small, first stage"),
@@ -247,6 +252,35 @@ DPO = "--stage dpo --is-instruction-dataset --is-pairwise-dataset --finetune --v
 )
 def test_preference_optimization(tmp_path: Path, more: str, rank: int, used_peak_mb: int) -> None:
     assert used_peak(tmp_path, f"{DPO} {more}", 2, rank, base=DENSE) == used_peak_mb
+
+
+@pytest.mark.parametrize(
+    ("more", "base", "used_peak_mb"),
+    [
+        pytest.param("", MOE, 5083, id="experts"),
+        pytest.param(f"{LATENT} --q-lora-rank 384", DENSE, 4861, id="latent attention"),
+        pytest.param(f"--pipeline-model-parallel-size 2 {LORA}", DENSE, 823, id="LoRA"),
+    ],
+)
+def test_preference_optimization_of(tmp_path: Path, more: str, base: Sequence[str], used_peak_mb: int) -> None:
+    assert used_peak(tmp_path, f"{DPO} {more}", 2, base=base) == used_peak_mb
+
+
+ULYSSES = "--context-parallel-size 2 --context-parallel-algo ulysses_cp_algo"
+
+
+@pytest.mark.parametrize(
+    ("more", "used_peak_mb"),
+    [
+        pytest.param(f"{LATENT} --q-lora-rank 384 {ULYSSES}", 2283, id="latent attention, Ulysses"),
+        pytest.param(
+            f"{LATENT} --q-lora-rank 384 --context-parallel-size 2 --use-cp-send-recv-overlap", 2267, id="the same, a ring"
+        ),
+        pytest.param(f"--mtp-num-layers 1 --mtp-loss-scaling-factor 0.3 {ULYSSES}", 2625, id="multi-token prediction, Ulysses"),
+    ],
+)
+def test_parts_of_a_sequence(tmp_path: Path, more: str, used_peak_mb: int) -> None:
+    assert used_peak(tmp_path, more, 2, base=DENSE) == used_peak_mb
 
 
 def test_qwen3_30b_a3b_from_the_example(tmp_path: Path) -> None:

@@ -93,6 +93,16 @@ def test_a_tree_tells_its_release(tmp_path: Path, setup: str, modules: dict[str,
     assert releases.release_of(tmp_path) == release
 
 
+@pytest.mark.parametrize(("line", "keeps"), [("ctx.custom_arg_structure = kinds", True), ("kinds = tuple(kinds)", False)])
+def test_a_tree_tells_whether_checkpoints_hold_themselves(tmp_path: Path, line: str, keeps: bool) -> None:
+    tree = tmp_path / "MindSpeed-LLM"
+    assert not installed.keeps_checkpoints(tree)
+    source = tree / "mindspeed_llm" / "core" / "tensor_parallel" / "layers.py"
+    source.parent.mkdir(parents=True)
+    source.write_text(f"def wrapper(ctx, kinds):\n    {line}\n")
+    assert installed.keeps_checkpoints(tree) is keeps
+
+
 def test_releases_have_an_order() -> None:
     numbers = [installed.number(name) for name in releases.RELEASES]
     assert numbers == sorted(numbers)

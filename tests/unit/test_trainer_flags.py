@@ -183,7 +183,10 @@ def test_adapters_are_those_of_the_layers_named() -> None:
     assert read(*targets, *in_turn).lora_modules == ("linear_qkv", "linear_proj")
     for more, complaint in (
         (experts, "alltoall_seq only"),
-        ((*in_turn, "--moe-grouped-gemm"), "LoRA with --moe-grouped-gemm"),
+        (
+            (*in_turn, "--moe-grouped-gemm", "--gemm-gradient-accumulation-fusion"),
+            "LoRA with --gemm-gradient-accumulation-fusion",
+        ),
         ((*in_turn, "--moe-grouped-gemm", "--moe-tp-extend-ep"), "LoRA with --moe-tp-extend-ep"),
     ):
         with pytest.raises(UsageError, match=complaint):

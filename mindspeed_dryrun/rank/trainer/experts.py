@@ -21,7 +21,14 @@ from megatron.core.transformer.spec_utils import ModuleSpec, build_module
 from mindspore.ops.function import math_func
 
 from mindspeed_dryrun.megatron.settings import Settings
-from mindspeed_dryrun.rank.trainer import extended_experts, group_limited, overlapped_alltoall, overlapped_experts, releases
+from mindspeed_dryrun.rank.trainer import (
+    extended_experts,
+    group_limited,
+    overlapped_alltoall,
+    overlapped_experts,
+    recompute,
+    releases,
+)
 from mindspeed_dryrun.rank.trainer.grouped import exchange, weights_gradient_in_place
 
 
@@ -51,6 +58,8 @@ class GroupedExperts(GroupedMLP):  # type: ignore[misc]
 
     # `GmmExpertsImpl`: https://gitcode.com/Ascend/MindSpeed/blob/v2.2.0_core_r0.12.1/mindspeed/core/transformer/moe/moe_feature/gmm/experts.py#L11
 
+    recomputes_activation = False
+
     def __init__(self, num_local_experts: int, config: Any, settings: Settings) -> None:
         super().__init__(num_local_experts, config)
         self.fused = settings.gemm_gradient_accumulation_fusion
@@ -64,8 +73,16 @@ class GroupedExperts(GroupedMLP):  # type: ignore[misc]
         first = self.weight1.view(self.num_local_experts, self.config.hidden_size, -1)
         second = self.weight2.view(self.num_local_experts, -1, self.config.hidden_size)
         hidden = self._product(tokens, first, tokens_per_expert, self.weight1)
-        hidden = self.activation_func_with_probs(hidden, probabilities.unsqueeze(-1))
-        return self._product(hidden, second, tokens_per_expert, self.weight2), None
+        if not self.recomputes_activation:
+            hidden = self.activation_func_with_probs(hidden, probabilities.unsqueeze(-1))
+            return self._product(hidden, second, tokens_per_expert, self.weight2), None
+        held = recompute.WithoutOutput()
+        activated = held.run(self.activation_func_with_probs, hidden, probabilities.unsqueeze(-1))
+        output = self._product(activated, second, tokens_per_expert, self.weight2)
+        held.free()
+        if output.requires_grad:
+            output.register_hook(held.restore)
+        return output, None
 
     def _overlapped(self, tokens: Any, tokens_per_expert: Any, probabilities: Any, handover: Any) -> Any:
         first = self.weight1.view(self.num_local_experts, self.config.hidden_size, -1)
@@ -78,6 +95,48 @@ class GroupedExperts(GroupedMLP):  # type: ignore[misc]
     def _product(self, x: Any, weight: Any, tokens_per_expert: Any, original_weight: Any) -> Any:
         group_list = torch.cumsum(tokens_per_expert, dim=0).tolist()
         return GroupedProduct.apply(original_weight, x, weight, group_list, self.fused)
+
+
+class AdaptedExperts(GroupedExperts):
+    """Frozen weights with small trained ones beside them, whatever layers `--lora-target-modules` names."""
+
+    # `LoraParallelGroupedMLP`: https://gitcode.com/Ascend/MindSpeed-LLM/blob/v2.2.0/mindspeed_llm/tasks/posttrain/lora/moe/experts.py#L364
+
+    def __init__(self, num_local_experts: int, config: Any, settings: Settings) -> None:
+        super().__init__(num_local_experts, config, settings)
+        if config.gated_linear_unit and not releases.since("2.3.0"):
+            self.activation_func = _swiglu_in_steps
+        rank = settings.lora_r
+        self.scaling = settings.lora_alpha / rank
+        width, (narrow, _) = self.weight1.shape[1], self.weight2.shape
+        self.first_a = self._adapter(config.hidden_size, rank * num_local_experts)
+        self.first_b = self._adapter(rank, width, spread=True)
+        self.second_a = self._adapter(narrow, rank, spread=True)
+        self.second_b = self._adapter(rank * num_local_experts, config.hidden_size)
+
+    def _adapter(self, rows: int, columns: int, spread: bool = False) -> Any:
+        """Two of the four count as parameters that every rank has."""
+        device = torch.cuda.current_device()
+        weight = torch.nn.Parameter(torch.empty(rows, columns, dtype=self.config.params_dtype, device=device))
+        weight.adapter = True
+        weight.allreduce = not (spread and self.config.expert_model_parallel_size > 1)
+        return weight
+
+    def forward(self, tokens: Any, tokens_per_expert: Any, probabilities: Any, handover: Any = None) -> tuple[Any, None]:
+        count, hidden_size = self.num_local_experts, self.config.hidden_size
+        first, second = self.weight1.view(count, hidden_size, -1), self.weight2.view(count, -1, hidden_size)
+        rank = self.first_b.shape[0]
+        first_a, second_a = (weight.view(count, -1, rank) for weight in (self.first_a, self.second_a))
+        first_b, second_b = (weight.view(count, rank, -1) for weight in (self.first_b, self.second_b))
+        hidden = self._product(tokens, first, tokens_per_expert, None)
+        compressed = self._product(tokens, first_a, tokens_per_expert, None)
+        added = self._product(compressed, first_b, tokens_per_expert, None) * self.scaling
+        activated = self.activation_func_with_probs(hidden + added, probabilities.unsqueeze(-1))
+        compressed_again = self._product(activated, second_a, tokens_per_expert, None)
+        added_again = self._product(compressed_again, second_b, tokens_per_expert, None) * self.scaling
+        output = self._product(activated, second, tokens_per_expert, None)
+        output += added_again
+        return output, None
 
 
 class BalancedLayer(MoELayer):  # type: ignore[misc]
@@ -109,11 +168,16 @@ def _swiglu(x: Any) -> Any:
     return torch_npu.npu_swiglu(x, dim=-1)
 
 
+def _swiglu_in_steps(x: Any) -> Any:
+    gate, up = torch.chunk(x, 2, dim=-1)
+    return torch.nn.functional.silu(gate) * up
+
+
 def expert_layer(settings: Settings) -> ModuleSpec:
     """The module that stands where a dense layer has its MLP."""
     linear = MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear)
     if settings.moe_grouped_gemm:
-        experts = ModuleSpec(module=GroupedExperts, params={"settings": settings})
+        experts = ModuleSpec(module=AdaptedExperts if settings.lora_modules else GroupedExperts, params={"settings": settings})
     else:
         experts = ModuleSpec(module=SequentialMLP, submodules=linear)
     shared = ModuleSpec(module=SharedExpertMLP, params={"gate": settings.gated_shared_experts}, submodules=linear)

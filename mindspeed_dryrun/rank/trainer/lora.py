@@ -22,7 +22,7 @@ def add_adapters(model: Any, settings: Settings) -> None:
     """Freezes the model, and puts adapters around the layers that `--lora-target-modules` names."""
     # `model_provider_func_wrapper`: https://gitcode.com/Ascend/MindSpeed-LLM/blob/v2.2.0/mindspeed_llm/training/training.py#L93
     for parameter in model.parameters():
-        parameter.requires_grad = False
+        parameter.requires_grad = getattr(parameter, "adapter", False)
     for module in list(model.modules()):
         for name, layer in list(module.named_children()):
             if name in settings.lora_modules and isinstance(layer, (ColumnParallelLinear, RowParallelLinear)):

@@ -49,12 +49,13 @@ def prepare(block: Any, settings: Settings) -> None:
 
 
 def _mlps(mlp: Any, settings: Settings) -> list[Any]:
-    """The MLPs whose activation is recomputed: a dense layer's, or the experts where each is one, and shared experts."""
+    """What recomputes its activation: a dense layer's MLP, or experts, in groups or one by one, and shared ones."""
     # `parallel_transformer_layer_init_wrapper`: https://gitcode.com/Ascend/MindSpeed/blob/v2.2.0_core_r0.12.1/mindspeed/core/transformer/transformer.py#L25
     if not isinstance(mlp, MoELayer):
         return [mlp]
     overlapped = [mlp] if hasattr(mlp, "recomputes_activation") else []
-    return [*overlapped, *getattr(mlp.experts, "local_experts", []), *([mlp.shared_experts] if settings.n_shared_experts else [])]
+    experts = getattr(mlp.experts, "local_experts", [mlp.experts])
+    return [*overlapped, *experts, *([mlp.shared_experts] if settings.n_shared_experts else [])]
 
 
 def keep_until_collected() -> None:

@@ -24,7 +24,7 @@ REBUILD, REPLAY = "rebuild", "replay"
 
 def prepare(block: Any, settings: Settings) -> None:
     """Tells each layer of a chunk what it gives up."""
-    # `only_recompute_activation`: https://gitcode.com/Ascend/MindSpeed/blob/v2.2.0_core_r0.12.1/mindspeed/core/transformer/moe/moe_feature/overlap/moe_common.py#L309
+    # `only_recompute_activation`: https://gitcode.com/Ascend/MindSpeed/blob/v2.2.0_core_r0.12.1/mindspeed/core/transformer/moe/moe_feature/overlap/moe_common.py#L306
     chunk = parallel_state.get_virtual_pipeline_model_parallel_rank() or 0
     whole = settings.moe_zero_memory_num_layers or settings.num_layers
     for number, layer in enumerate(block.layers):
