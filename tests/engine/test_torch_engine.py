@@ -130,7 +130,8 @@ def test_the_trial_counts_three_matrices() -> None:
 
 def launch(folder: Path, *options: str, program: str = PROGRAM, **environ: str) -> subprocess.CompletedProcess[str]:
     (folder / "toy.py").write_text(program)
-    (folder / "train.sh").write_text("torchrun --nproc_per_node 4 --nnodes 2 toy.py --width 8\n")
+    # The flag that every job of Megatron's has: ranks of other programs are not forked.
+    (folder / "train.sh").write_text("torchrun --nproc_per_node 4 --nnodes 2 toy.py --width 8 --micro-batch-size 1\n")
     command = [sys.executable, "-m", "mindspeed_dryrun.launch", "train.sh", "--out", "record", *options]
     env = {**os.environ, "PYTHONPATH": str(ROOT), **environ}
     return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
