@@ -36,6 +36,7 @@ for step in range(2):
 everybody = [None] * dist.get_world_size()
 dist.all_gather_object(everybody, dist.get_rank())
 assert everybody == [dist.get_rank()] * dist.get_world_size()
+assert torch.npu.get_device_capability() == (9, 0)  # torch's broadcast looks at the first of them
 values = torch.ones(8, device="npu")
 assert values[values > 0].shape == (8,)  # the largest that it can be
 torch.distributions.Uniform(values[0] * 0.5, values[0]).rsample((4,))  # bounds that read as zeros
