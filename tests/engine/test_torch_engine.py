@@ -36,6 +36,7 @@ for step in range(2):
 everybody = [None] * dist.get_world_size()
 dist.all_gather_object(everybody, dist.get_rank())
 assert everybody == [dist.get_rank()] * dist.get_world_size()
+assert torch.npu.get_device_capability() == (9, 0)  # torch's broadcast looks at the first of them
 values = torch.ones(8, device="npu")
 assert values[values > 0].shape == (8,)  # the largest that it can be
 torch.distributions.Uniform(values[0] * 0.5, values[0]).rsample((4,))  # bounds that read as zeros
@@ -132,7 +133,8 @@ def test_the_trial_counts_three_matrices() -> None:
 
 def launch(folder: Path, *options: str, program: str = PROGRAM, **environ: str) -> subprocess.CompletedProcess[str]:
     (folder / "toy.py").write_text(program)
-    (folder / "train.sh").write_text("torchrun --nproc_per_node 4 --nnodes 2 toy.py --width 8\n")
+    # The flag that every job of Megatron's has: ranks of other programs are not forked.
+    (folder / "train.sh").write_text("torchrun --nproc_per_node 4 --nnodes 2 toy.py --width 8 --micro-batch-size 1\n")
     command = [sys.executable, "-m", "mindspeed_dryrun.launch", "train.sh", "--out", "record", *options]
     env = {**os.environ, "PYTHONPATH": str(ROOT), **environ}
     return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)

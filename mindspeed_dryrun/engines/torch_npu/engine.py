@@ -77,6 +77,8 @@ class TorchEngine:
         # A queue's second thread would wait for Python, which the first one holds while it waits for the queue. Without the queue
         # the same calls come in the same order; where workspace is taken from is decided by the script's own setting.
         environ[TASK_QUEUE_VARIABLE] = base.get("TASK_QUEUE_ENABLE", "1")
+        # torch 2.13 asks for it in a broadcast, and torch_npu answers None without this; MindSpeed's own answer is 9.0 too.
+        environ.setdefault("TORCH_NPU_DEVICE_CAPABILITY", "9.0")
         environ["ASCEND_TOOLKIT_HOME"] = str(self.base.home)
         for name, folders in self.base.search_paths().items():
             environ[name] = ":".join(part for part in (*folders, environ.get(name, "")) if part)

@@ -21,8 +21,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
+from mindspeed_dryrun.launch.job import FSDP2_PROGRAM
 from mindspeed_dryrun.rank import activation
-from mindspeed_dryrun.rank.engine import TORCH_NPU
 from mindspeed_dryrun.rank.guard import MARK
 from mindspeed_dryrun.rank.patch_calls import ALWAYS
 from mindspeed_dryrun.rank.warm_server import NO_MARK, OF_ONE_RANK, receive, send
@@ -129,12 +129,12 @@ class _Order:
         return hashlib.sha256(json.dumps(data).encode()).hexdigest()
 
 
-def _imports(argv: tuple[str, ...], engine: str) -> str:
+def _imports(argv: tuple[str, ...]) -> str:
     if tuple(argv[1:3]) != _RANK_MODULE:
         raise ColdStart("it is not a Python program of ours")
     if not argv[3].endswith(".py"):
         return f"{argv[3]}.imports"
-    if engine == TORCH_NPU or ALWAYS in argv:
+    if ALWAYS in argv or argv[3].endswith(f"/{FSDP2_PROGRAM}"):
         return _LIBRARIES
     raise ColdStart("what the script's own trainer imports depends on its arguments")
 
@@ -142,7 +142,7 @@ def _imports(argv: tuple[str, ...], engine: str) -> str:
 def _import_order(argv: tuple[str, ...], environment: Mapping[str, str]) -> _Order:
     rank = activation.Activation.from_env(environment)
     own = activation.Activation(mode=rank.mode, engine=rank.engine, trainer=rank.trainer, patches=rank.patches)
-    return _Order(argv[0], _imports(argv, rank.engine), {**environment, **own.to_env(), MARK: NO_MARK})
+    return _Order(argv[0], _imports(argv), {**environment, **own.to_env(), MARK: NO_MARK})
 
 
 @dataclass(kw_only=True)
