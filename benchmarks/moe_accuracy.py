@@ -322,10 +322,6 @@ CASES = {
     "capacity, dropped, TP 2, shared experts": experts(
         4, GROUPED + TP2 + EP2 + " --moe-expert-capacity-factor 1.5 --n-shared-experts 1"
     ),
-    "capacity, padded, gathered": experts(
-        2, EP2 + " --moe-grouped-gemm --moe-token-dispatcher-type allgather --moe-expert-capacity-factor 2.0"
-        " --moe-pad-expert-input-to-capacity"
-    ),
     "hidden dropout, experts": experts(2, GROUPED + EP2 + " --hidden-dropout 0.1"),
     "GELU, LayerNorm, experts one by one": Case(
         2, MOE + EP2 + " --moe-token-dispatcher-type alltoall_seq --normalization LayerNorm --no-bias-gelu-fusion",

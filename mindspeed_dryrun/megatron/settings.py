@@ -242,6 +242,9 @@ def _refuse_experts(given: TrainerFlags) -> None:
             "--moe-token-dispatcher-type alltoall with tensor parallelism fails in MSAdapter (distributed.reduce_scatter): "
             "use alltoall_seq."
         )
+    if given.num_experts and given.moe_expert_capacity_factor is not None and given.moe_token_dispatcher_type == "allgather":
+        # `moe_expert_capacity_factor`: https://gitcode.com/Ascend/MindSpeed-LLM/blob/v2.2.0/mindspeed_llm/features_manager/moe/moe_router.py#L51
+        raise UsageError("MindSpeed-LLM does not take --moe-expert-capacity-factor with --moe-token-dispatcher-type allgather.")
     in_groups = given.moe_token_dispatcher_type == "alltoall_seq" and given.moe_grouped_gemm
     if given.moe_tp_extend_ep and not in_groups:
         raise UsageError("--moe-tp-extend-ep works with --moe-grouped-gemm and --moe-token-dispatcher-type alltoall_seq only.")

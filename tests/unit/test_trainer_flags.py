@@ -196,12 +196,13 @@ def test_adapters_are_those_of_the_layers_named() -> None:
 @pytest.mark.parametrize(
     ("more", "complaint"),
     [
+        ("--moe-expert-capacity-factor 1.5 --moe-token-dispatcher-type allgather", "does not take --moe-expert-capacity-factor"),
         ("--moe-zero-memory level0", "--moe-zero-memory needs --moe-alltoall-overlap-comm"),
         ("--moe-zero-memory level1 --moe-alltoall-overlap-comm --moe-token-dispatcher-type alltoall", "than alltoall_seq"),
         ("--moe-zero-memory level1 --moe-alltoall-overlap-comm --mtp-num-layers 1", "multi-token prediction"),
     ],
 )
-def test_zero_memory_is_refused_where_it_is_not_modelled(more: str, complaint: str) -> None:
+def test_ways_to_run_experts_are_refused_where_they_are_not_modelled(more: str, complaint: str) -> None:
     mixture = (  # noqa: SIM905
         "--tensor-model-parallel-size 1 --num-experts 8 --expert-model-parallel-size 2 --moe-grouped-gemm "
         "--moe-token-dispatcher-type alltoall_seq"
