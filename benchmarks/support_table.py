@@ -6,7 +6,7 @@
     python benchmarks/support_table.py run DIR/MindSpeed-LLM/examples/mcore --records RECORDS/torch     # with torch_npu
     python benchmarks/support_table.py keep RECORDS/26.1.0                     # its rows go into docs/support/26.1.0.json
     python benchmarks/support_table.py page > docs/support.md                  # of the rows that are kept
-    python benchmarks/support_table.py page docs/support_torch/*.json         # the tables of docs/support_torch.md
+    python benchmarks/support_table.py page docs/support_torch/{mcore,fsdp2}.json # the tables of docs/support_torch.md
     python benchmarks/support_table.py calls DIR-OF-2.3.0 DIR-OF-26.1.0        # which arguments of scripts changed
     python benchmarks/support_table.py run DIR/MindSpeed-LLM/examples/fsdp2 --records RECORDS/fsdp2 --shapes SHAPES
 
