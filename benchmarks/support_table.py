@@ -282,7 +282,7 @@ def _in_full(row: Row) -> list[str]:
 
 _INTRODUCTION = (
     "The training scripts of `{folder}`, unmodified, with the real MindSpeed-LLM, MindSpeed and Megatron-LM of each release:",
-    "the tags v2.2.0, v2.3.0, v26.0.0 and v26.1.0 (the branches of these names go on and count otherwise), and master. Made by",
+    "the tags v2.2.0, v2.3.0, v26.0.0 and v26.1.0 (the branches of these names, which `setup --stack` fetches, have fixes), and master. Made by",
     "`benchmarks/support_table.py`; the seconds were measured on a busy machine with two cores. A figure with a star is of a",
     "script that fails on an NPU too, run with the flag that the tool names. One with a dagger was counted earlier, by an earlier",
     "state of this package and partly on branches. Scripts that were not tried were left out for lack of machine time, none for",

@@ -11,7 +11,10 @@ from mindspeed_dryrun.rank import installed
 
 @dataclass(frozen=True, kw_only=True)
 class Release:
-    """One release of MindSpeed-LLM with the tags of the trees beside it: branches of the same names go on after a release."""
+    """One release of MindSpeed-LLM with the branches of the trees beside it, as its install guide names them.
+
+    The tags of the same names stand still: v2.2.0 and v26.1.0 lack fixes that their branches have.
+    """
 
     name: str
     mindspeed: str
@@ -21,18 +24,17 @@ class Release:
     @property
     def references(self) -> dict[str, str]:
         """What to check out, by the name of the tree's folder."""
-        own = self.name if self.name == installed.MASTER else f"v{self.name}"
-        return {"MindSpeed-LLM": own, "MindSpeed": self.mindspeed, "Megatron-LM": self.megatron}
+        return {"MindSpeed-LLM": self.name, "MindSpeed": self.mindspeed, "Megatron-LM": self.megatron}
 
 
 # docs/mindspore/install_guide.md and docs/zh/mindspore/install_guide.md of each release.
 RELEASES = {
     release.name: release
     for release in (
-        Release(name="2.2.0", mindspeed="v2.2.0_core_r0.12.1", mindspore="2.7.1"),
-        Release(name="2.3.0", mindspeed="v2.3.0_core_r0.12.1", mindspore="2.7.2"),
-        Release(name="26.0.0", mindspeed="v26.0.0_core_r0.12.1", mindspore="2.8.0"),
-        Release(name="26.1.0", mindspeed="26.1.0_core_r0.12.1", mindspore="2.9.0"),  # a branch: MindSpeed has no tag of it
+        Release(name="2.2.0", mindspeed="2.2.0_core_r0.12.1", mindspore="2.7.1"),
+        Release(name="2.3.0", mindspeed="2.3.0_core_r0.12.1", mindspore="2.7.2"),
+        Release(name="26.0.0", mindspeed="26.0.0_core_r0.12.1", mindspore="2.8.0"),
+        Release(name="26.1.0", mindspeed="26.1.0_core_r0.12.1", mindspore="2.9.0"),
         Release(name="master", mindspeed="master", mindspore="2.9.0"),
     )
 }

@@ -93,13 +93,13 @@ def test_a_tree_tells_its_release(tmp_path: Path, setup: str, modules: dict[str,
     assert releases.release_of(tmp_path) == release
 
 
-@pytest.mark.parametrize(("line", "keeps"), [("ctx.custom_arg_structure = kinds", True), ("kinds = tuple(kinds)", False)])
+@pytest.mark.parametrize(("line", "keeps"), [("use(ctx.kinds)", True), ("use(kinds)", False)])
 def test_a_tree_tells_whether_checkpoints_hold_themselves(tmp_path: Path, line: str, keeps: bool) -> None:
     tree = tmp_path / "MindSpeed-LLM"
     assert not installed.keeps_checkpoints(tree)
     source = tree / "mindspeed_llm" / "core" / "tensor_parallel" / "layers.py"
     source.parent.mkdir(parents=True)
-    source.write_text(f"def wrapper(ctx, kinds):\n    {line}\n")
+    source.write_text(f"def wrapper(ctx, kinds):\n    def wrapped_run_func(*args):\n        {line}\n")
     assert installed.keeps_checkpoints(tree) is keeps
 
 

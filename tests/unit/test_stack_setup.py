@@ -20,7 +20,7 @@ def git(folder: Path, *words: str) -> None:
 
 @pytest.fixture
 def upstream(tmp_path: Path) -> Path:
-    """Three repositories with the tags of 2.3.0."""
+    """Three repositories with the branches of 2.3.0."""
     for tree, reference in releases.named("2.3.0").references.items():
         folder = tmp_path / "upstream" / tree
         (folder / releases.TREES[tree]).mkdir(parents=True)
@@ -29,7 +29,7 @@ def upstream(tmp_path: Path) -> Path:
         git(folder, "init", "-q", "-b", "main")
         git(folder, "add", "-A")
         git(folder, "commit", "-qm", "first")
-        git(folder, "tag", reference)
+        git(folder, "branch", reference)
     return tmp_path / "upstream"
 
 
@@ -46,7 +46,7 @@ def prepared(upstream: Path, into: Path, **options: object) -> Path:
     return stack.prepare(releases.named("2.3.0"), into, say=lambda text: None, **options)  # type: ignore[arg-type]
 
 
-def test_trees_are_cloned_at_their_tags(upstream: Path, tmp_path: Path, installed: list[tuple[Path, list[str]]]) -> None:
+def test_trees_are_cloned_at_their_branches(upstream: Path, tmp_path: Path, installed: list[tuple[Path, list[str]]]) -> None:
     into = prepared(upstream, tmp_path / "stack", base_url=upstream.as_uri() + "/")
     assert releases.missing_trees(into) == [] and releases.release_of(into) == "2.3.0"
     assert installed == [(into / stack.PYTHON, ["networkx", "peft==0.7.1"])]
@@ -54,8 +54,8 @@ def test_trees_are_cloned_at_their_tags(upstream: Path, tmp_path: Path, installe
     prepared(upstream, into, base_url="file:///nowhere")  # what is there is not fetched again
 
 
-def test_a_tag_that_is_not_there_is_an_error_and_leaves_nothing(upstream: Path, tmp_path: Path) -> None:
-    with pytest.raises(DryRunError, match=r"Could not clone .*MindSpeed-LLM at v26\.1\.0"):
+def test_a_branch_that_is_not_there_is_an_error_and_leaves_nothing(upstream: Path, tmp_path: Path) -> None:
+    with pytest.raises(DryRunError, match=r"Could not clone .*MindSpeed-LLM at 26\.1\.0"):
         stack.prepare(releases.named("26.1.0"), tmp_path / "stack", base_url=upstream.as_uri(), say=lambda text: None)
     assert not (tmp_path / "stack" / "MindSpeed-LLM").exists()
 
