@@ -62,6 +62,13 @@ def test_the_page_is_made_from_the_rows_that_are_kept(support: ModuleType) -> No
     assert support.page([support.Table.read(file) for file in support.kept()]) == page.read_text(encoding="utf-8")
 
 
+def test_the_page_of_torch_npu_has_the_rows_that_are_kept(support: ModuleType) -> None:
+    docs = Path(__file__).parents[2] / "docs"
+    kept = [support.Table.read(docs / "support_torch" / f"{name}.json") for name in ("mcore", "fsdp2")]
+    rows = {line for line in support.page(kept).splitlines() if line.startswith("|")}
+    assert rows <= set((docs / "support_torch.md").read_text(encoding="utf-8").splitlines())
+
+
 def test_arguments_are_compared_wherever_the_trees_are(support: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     digests = set()
     for root in ("/here", "/there"):
