@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from simulated_rank import as_shown
 
 from mindspeed_dryrun.commands import VERBS
 from mindspeed_dryrun.engines.packages import packages_folder
@@ -169,6 +170,7 @@ def follow_all(user: User, chosen: list[Shown]) -> None:
 
 
 @pytest.mark.engine
+@as_shown
 @pytest.mark.skipif(not packages_folder().is_dir(), reason="mindspeed-dryrun setup has not been run")
 @pytest.mark.parametrize("readme", READMES)
 def test_every_command_of_the_readme_works(clone: Path, readme: str) -> None:
@@ -180,6 +182,7 @@ def test_every_command_of_the_readme_works(clone: Path, readme: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.engine
+@as_shown
 @pytest.mark.skipif(not packages_folder().is_dir(), reason="mindspeed-dryrun setup has not been run")
 def test_the_commands_that_take_minutes_work(clone: Path) -> None:
     commands = shown_commands((ROOT / READMES[0]).read_text(encoding="utf-8"))
@@ -188,6 +191,7 @@ def test_the_commands_that_take_minutes_work(clone: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.engine
+@as_shown
 @pytest.mark.skipif(not packages_folder().is_dir(), reason="mindspeed-dryrun setup has not been run")
 def test_every_command_of_the_pages_works(clone: Path) -> None:
     """Sweeps, searches and tries included."""
@@ -197,6 +201,7 @@ def test_every_command_of_the_pages_works(clone: Path) -> None:
 
 
 @pytest.mark.engine
+@as_shown
 @pytest.mark.skipif(not packages_folder().is_dir(), reason="mindspeed-dryrun setup has not been run")
 def test_the_quick_commands_of_the_pages_work(clone: Path) -> None:
     user = user_of(clone, PAGES[0])

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from simulated_rank import as_shown
 
 from mindspeed_dryrun.launch.job import understand
 from mindspeed_dryrun.launch.msrun_call import read_msrun_call
@@ -134,6 +135,7 @@ def test_latent_attention(tmp_path: Path, more: str, used_peak_mb: int) -> None:
     assert used_peak(tmp_path, f"{LATENT} {more}", 2, base=DENSE) == used_peak_mb
 
 
+@as_shown  # MindSpore 2.7.2 and later refuse the backward pass of its shared experts
 def test_deepseek_v2_lite_in_small(tmp_path: Path) -> None:
     """Shared experts between the exchanges, and a fused permutation that MindSpeed switches off."""
     more = (
@@ -176,7 +178,7 @@ def test_full_fine_tuning(tmp_path: Path, more: str, world_size: int, rank: int,
     assert used_peak(tmp_path, f"{TUNE} {more}", world_size, rank, base=DENSE) == used_peak_mb
 
 
-@pytest.mark.parametrize(("rank", "used_peak_mb"), [(0, 749), (3, 836)])
+@pytest.mark.parametrize(("rank", "used_peak_mb"), [pytest.param(0, 749, marks=as_shown), (3, 836)])
 def test_packed_samples_in_a_ring(tmp_path: Path, rank: int, used_peak_mb: int) -> None:
     more = (
         "--stage sft --is-instruction-dataset --finetune --reset-attention-mask --attention-mask-type general --swap-attention "
