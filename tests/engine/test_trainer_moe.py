@@ -70,7 +70,7 @@ def used_peak(
             "--moe-router-score-function sigmoid --moe-router-enable-expert-bias --moe-router-num-groups 4 "
             "--moe-router-group-topk 2 --moe-router-load-balancing-type none --moe-router-topk-scaling-factor 2.5 --seq-aux "
             "--moe-router-dtype fp32",
-            2, 2866, id="sigmoid scores in groups",
+            2, 2866, id="sigmoid scores in groups", marks=as_shown,
         ),
         pytest.param("--tensor-model-parallel-size 2 --moe-tp-extend-ep", 4, 1412, id="TP extends EP"),
         pytest.param("--moe-alltoall-overlap-comm", 2, 2821, id="exchanges beside products"),
