@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from importlib.metadata import version
@@ -45,10 +46,9 @@ import os, time
 def actors():
     used = 0
     for task in os.listdir('/proc/self/task'):
-        stat = open(f'/proc/self/task/{task}/stat').read()
-        if 'ActorThread' in stat:
-            used += sum(int(word) for word in stat.rpartition(')')[2].split()[11:13])
-    return used / os.sysconf('SC_CLK_TCK')
+        if 'ActorThread' in open(f'/proc/self/task/{task}/comm').read():
+            used += int(open(f'/proc/self/task/{task}/schedstat').read().split()[0])
+    return used / 1e9
 before = actors()
 time.sleep(1)
 print('actors used', actors() - before, 's of', actors(), 's')
@@ -66,7 +66,9 @@ def test_actors_without_work_sleep(simulate: Callable, rest: bool) -> None:
     done = simulate(HEAD + call + "ms.manual_seed(1)\n" + _ACTORS)
     assert done.status == 0, done.text
     used, whole = map(float, re.search(r"actors used (\S+) s of (\S+) s", done.text).groups())
-    assert whole > 0.04 if asks else used < 0.03, (used, whole)  # on a busy machine they may have given up before
+    if asks and whole <= 0.04 and os.getloadavg()[0] > 1.5 * (os.cpu_count() or 1):
+        pytest.skip("the machine is too busy: who asks in vain gives way to other processes")
+    assert whole > 0.04 if asks else used < 0.03, (used, whole)
 
 
 def test_dense_with_adam_counts_weights_gradients_and_two_states(simulate: Callable) -> None:
