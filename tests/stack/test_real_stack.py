@@ -108,7 +108,7 @@ def test_a_rank_that_trained_nothing_has_failed(tmp_path: Path) -> None:
         "  - {name: mindspeed-llm-do-train, target: 'mindspeed_llm.training.training:update_save_checkpoint_chmod', skip: true}\n"
     )
     world, program, flags = FAMILIES["full fine-tuning"]
-    report = dry_run(tmp_path, world, program, [*SMALL, *flags.split()], patch_files=[mine])
+    report = dry_run(tmp_path, world, program, [*SMALL, *flags.split()], patch_files=[str(mine)])
     assert report.ranks[0].status == "failed"
 
 
