@@ -51,7 +51,7 @@ def actors():
     return used / 1e9
 before = actors()
 time.sleep(1)
-print('actors used', actors() - before, 's of', actors(), 's')
+print('actors used', actors() - before, 's')
 """
 
 
@@ -65,10 +65,10 @@ def test_actors_without_work_sleep(simulate: Callable, rest: bool) -> None:
     call = "from mindspeed_dryrun.rank import callback_pause\nassert callback_pause.rest_actors()\n" if rest else ""
     done = simulate(HEAD + call + "ms.manual_seed(1)\n" + _ACTORS)
     assert done.status == 0, done.text
-    used, whole = map(float, re.search(r"actors used (\S+) s of (\S+) s", done.text).groups())
-    if asks and whole <= 0.04 and os.getloadavg()[0] > 1.5 * (os.cpu_count() or 1):
+    used = float(re.search(r"actors used (\S+) s", done.text)[1])
+    if asks and used <= 0.04 and os.getloadavg()[0] > 1.5 * (os.cpu_count() or 1):
         pytest.skip("the machine is too busy: who asks in vain gives way to other processes")
-    assert whole > 0.04 if asks else used < 0.03, (used, whole)
+    assert used > 0.04 if asks else used < 0.03, used
 
 
 def test_dense_with_adam_counts_weights_gradients_and_two_states(simulate: Callable) -> None:
