@@ -25,9 +25,9 @@ from pathlib import Path
 from typing import Any
 
 from mindspeed_dryrun.errors import DryRunError, UsageError, check_interrupted
-from mindspeed_dryrun.launch import no_call, script_text
+from mindspeed_dryrun.launch import script_text
 from mindspeed_dryrun.launch.captured_call import CapturedCall
-from mindspeed_dryrun.launch.no_call import check_one_call, why_no_call
+from mindspeed_dryrun.launch.no_call import TIME_LIMIT_S, check_one_call, why_no_call
 from mindspeed_dryrun.launch.read_call import read_call
 from mindspeed_dryrun.launch.stand_ins import SHIM, write_programs
 from mindspeed_dryrun.rank import activation as config
@@ -116,7 +116,7 @@ def _run(command: Sequence[str], folder: Path, env: Mapping[str, str]) -> tuple[
     """
     if kernel_confines():
         command = [sys.executable, "-I", "-S", confinement.__file__, str(folder), *command]
-    limits = f"{no_call.TIME_LIMIT_S}+{_LINGER_S}"
+    limits = f"{TIME_LIMIT_S}+{_LINGER_S}"
     log = folder / "output"
     with log.open("wb") as output:
         process = subprocess.Popen(
