@@ -6,6 +6,7 @@ and makes the stand-in by itself.
 
     mindspeed-dryrun setup
     mindspeed-dryrun setup --stack 26.1.0 --into DIR                    # clones MindSpeed-LLM, MindSpeed and Megatron-LM
+    mindspeed-dryrun setup --stack v26.1.0 --into DIR                   # at their tags, which stand still
     mindspeed-dryrun setup --stack 26.1.0 --into DIR --base-url URL     # from URL/MindSpeed-LLM and so on
     mindspeed-dryrun setup --stack 26.1.0 --into DIR --from TREES       # trees that are there already
 """
@@ -27,7 +28,8 @@ from mindspeed_dryrun.launch.trainers import CORE_MS
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The stack's options; without them only the engine is prepared."""
-    parser.add_argument("--stack", metavar="RELEASE", help=f"a release of MindSpeed-LLM: {', '.join(releases.RELEASES)}")
+    known = ", ".join(releases.RELEASES)
+    parser.add_argument("--stack", metavar="RELEASE", help=f"a release of MindSpeed-LLM: {known}; v2.2.0 and so on for its tag")
     parser.add_argument("--into", type=Path, metavar="DIR", help="folder for the stack")
     parser.add_argument("--from", dest="source", type=Path, metavar="DIR", help="use the trees in this folder")
     parser.add_argument("--base-url", metavar="URL", help="clone URL/MindSpeed-LLM, URL/MindSpeed and URL/Megatron-LM")

@@ -54,6 +54,26 @@ def test_trees_are_cloned_at_their_branches(upstream: Path, tmp_path: Path, inst
     prepared(upstream, into, base_url="file:///nowhere")  # what is there is not fetched again
 
 
+def test_a_v_in_front_asks_for_the_tags(upstream: Path, tmp_path: Path, installed: list[tuple[Path, list[str]]]) -> None:
+    tagged = releases.named("v2.3.0")
+    assert tagged.references == {
+        "MindSpeed-LLM": "v2.3.0",
+        "MindSpeed": "v2.3.0_core_r0.12.1",
+        "Megatron-LM": "core_v0.12.1",
+    }
+    for tree, reference in tagged.references.items():
+        if tree != "Megatron-LM":  # at its tag already
+            (upstream / tree / "of_the_tag.txt").touch()
+            git(upstream / tree, "add", "-A")
+            git(upstream / tree, "commit", "-qm", "second")
+            git(upstream / tree, "tag", reference)
+    into = stack.prepare(tagged, tmp_path / "stack", base_url=upstream.as_uri(), say=lambda text: None)
+    assert (into / "MindSpeed-LLM" / "of_the_tag.txt").exists() and (into / "MindSpeed" / "of_the_tag.txt").exists()
+    assert releases.named("v26.1.0").references["MindSpeed"] == "26.1.0_core_r0.12.1", "MindSpeed has no tag of it"
+    with pytest.raises(UsageError, match="no release vmaster"):
+        releases.named("vmaster")
+
+
 def test_a_branch_that_is_not_there_is_an_error_and_leaves_nothing(upstream: Path, tmp_path: Path) -> None:
     with pytest.raises(DryRunError, match=r"Could not clone .*MindSpeed-LLM at 26\.1\.0"):
         stack.prepare(releases.named("26.1.0"), tmp_path / "stack", base_url=upstream.as_uri(), say=lambda text: None)
