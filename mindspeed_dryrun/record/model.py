@@ -37,7 +37,7 @@ class Status(str, Enum):
 
 
 class Verdict(str, Enum):
-    """Whether a job fits its device. `barely`: with less to spare than real runs were seen to need."""
+    """Whether a job fits its device. `barely`: with less to spare than real runs were seen to need, or growing."""
 
     FITS = "fits"
     BARELY = "barely"
@@ -159,6 +159,7 @@ class Report:
     actual_peak_mb: int | None = None
     margin_mb: int | None = None  # what is left of the budget
     needed_mb: int | None = None  # what real runs were seen to need above a dry run of this size
+    uncollected_mb: int | None = None  # waits for Python's garbage collector when the run ends: a longer one holds more
     asked_mb: int | None = None  # the margin that the user asked for
     outside_pool: OutsidePool | None = None
     time: TimeSummary | None = None

@@ -185,6 +185,13 @@ def _judged(report: Report, need: str) -> Headline:
     asked = ""
     if report.asked_mb is not None and margin < report.asked_mb:
         asked = t(" It is less than the margin of {asked}M that was asked for.", asked=report.asked_mb)
+    if report.verdict is Verdict.BARELY and margin >= (seen or 0):
+        sentence = t(
+            "{need} in a short run: {margin}M below {budget}, but a longer one needs more. {waiting}M wait for Python's garbage "
+            "collector at its end, and every iteration adds to them until that runs.",
+            need=need, margin=margin, budget=budget, waiting=report.uncollected_mb,
+        )  # fmt: skip
+        return Headline(t("FITS BARELY"), "warn", sentence + asked)
     if report.verdict is Verdict.BARELY:
         sentence = t(
             "{need}: {margin}M below {budget}, less than the {seen}M that real runs were seen to need above a dry run.",

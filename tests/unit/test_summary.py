@@ -16,6 +16,7 @@ from mindspeed_dryrun.megatron.layout import Parallel
 from mindspeed_dryrun.record.model import RankReport, Report, Status, Verdict
 from mindspeed_dryrun.record.store import Record, write_json
 from mindspeed_dryrun.record.summary import build_report, report_from_logs, summarise
+from mindspeed_dryrun.report.view import headline
 
 
 def rank(number: int, used: int | None = 500, actual: int | None = 600, status: str = "ok", **fields: object) -> RankReport:
@@ -121,6 +122,16 @@ def test_what_waits_for_the_garbage_collector_at_the_end_makes_the_peak_too_low(
     put(record, rank(1))
     (note,) = [note for note in build_report(tmp_path).notes if "too LOW" in note]
     assert "up to 39216M wait" in note and "(rank 0)" in note
+
+
+@pytest.mark.parametrize(("waiting", "verdict"), [(1, Verdict.FITS), (100, Verdict.BARELY)])
+def test_a_job_that_leaves_memory_to_the_collector_never_simply_fits(tmp_path: Path, waiting: int, verdict: Verdict) -> None:
+    criteria = dataclasses.replace(CRITERIA, budget_mb=2000)
+    record = a_record(tmp_path, ((0, (0,)),), job=job("a.sh", 1, Parallel(), "script"), criteria=criteria)
+    put(record, rank(0, used=1000, actual=1400), uncollected_mb=waiting)
+    report = build_report(tmp_path)
+    assert (report.verdict, report.uncollected_mb) == (verdict, waiting)
+    assert ("100M wait for Python's garbage collector at its end" in headline(report).sentence) is (waiting == 100)
 
 
 def test_a_report_from_the_record_alone(tmp_path: Path) -> None:

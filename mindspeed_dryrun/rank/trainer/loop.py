@@ -12,7 +12,7 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.utils import get_model_config
 
 from mindspeed_dryrun.megatron.settings import Settings
-from mindspeed_dryrun.rank import activation, progress
+from mindspeed_dryrun.rank import activation, collector, progress
 from mindspeed_dryrun.rank.trainer import context_parallel, preference, recompute, tuning
 
 
@@ -110,7 +110,8 @@ def train(settings: Settings, chunks: list[Any], optimizer: Any, frozen: list[An
 
     mock = tuning.TuningData(settings) if settings.stage else MockData(settings)
     forward_step = forward_step_of(settings, preference.Policies(chunks, frozen) if frozen else None)
-    if settings.recompute_granularity == "full" and activation.current().keeps_checkpoints:
+    keeps = settings.recompute_granularity == "full" and activation.current().keeps_checkpoints
+    if keeps:
         recompute.keep_until_collected()
     total = settings.train_iters or 1
     for iteration in range(total):
@@ -132,3 +133,5 @@ def train(settings: Settings, chunks: list[Any], optimizer: Any, frozen: list[An
             torch.cuda.empty_cache()
         progress.iteration(iteration + 1, total)
         print(f"iteration {iteration + 1}/{total}", flush=True)
+    if keeps:
+        collector.look()
