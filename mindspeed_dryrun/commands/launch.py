@@ -257,7 +257,7 @@ def _print_report(report: Report, out: Path, args: argparse.Namespace) -> None:
 
         write_output(args.junit, junit.render(report))
     write_page(out)  # last: on a full disk the figures have been shown
-    if args.explain and not args.json:
+    if args.explain and not args.json and report.worst_rank is not None:  # of ranks that all failed there is nothing to explain
         from mindspeed_dryrun.commands.explain import show_explanation
 
         show_explanation(out)
