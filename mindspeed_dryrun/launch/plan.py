@@ -242,6 +242,7 @@ def rank_environment(
         moe_load=spec.moe_load,
         release=trainer.release,
         keeps_checkpoints=trainer.keeps_checkpoints,
+        hooks_blocks_only=trainer.hooks_blocks_only,
         sample_length=spec.sample_length,
     )
     return {**env, **activation.to_env()}

@@ -53,6 +53,7 @@ class Trainer:
     notes: tuple[str, ...] = ()
     release: str = ""  # of the MindSpeed-LLM whose place the embedded trainer takes, where it is known
     keeps_checkpoints: bool = False  # of recomputed layers, until the collector runs: a longer run may need more than a short one
+    hooks_blocks_only: bool = False  # of a first stage with LoRA, layers learn only under --recompute-method block
 
 
 def choose_trainer(job: Job, wanted: str = "auto") -> Trainer:
@@ -146,6 +147,7 @@ def _embedded(job: Job) -> Trainer:
         notes=(*notes, _COLLECTOR) if keeps else notes,
         release=release,
         keeps_checkpoints=keeps,
+        hooks_blocks_only=bool(own and installed.hooks_blocks_only(own.parent)),
     )
 
 

@@ -39,6 +39,7 @@ class Activation:
     moe_load: str = "even"
     release: str = ""  # of MindSpeed-LLM, which the embedded trainer stands for; empty where none is known
     keeps_checkpoints: bool = False  # that MindSpeed-LLM frees what recomputed layers save only when the collector runs
+    hooks_blocks_only: bool = False  # with LoRA it makes embeddings ask for a gradient under --recompute-method block only
     sample_length: int = 0  # tokens of an instruction sample; 0: the sequence length
     # of an activated shell
     script: str = ""

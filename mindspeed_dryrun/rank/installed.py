@@ -6,7 +6,7 @@ import ast
 import importlib.metadata
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
@@ -91,13 +91,35 @@ def keeps_checkpoints(tree: Path) -> bool:
     v26.1.0, not in 2.3.0, and no more on the branches 26.1.0 and master since 11 August 2026.
     """
     # `wrapped_run_func`: https://gitcode.com/Ascend/MindSpeed-LLM/blob/v26.1.0/mindspeed_llm/core/tensor_parallel/layers.py#L244
-    source = tree / "mindspeed_llm" / "core" / "tensor_parallel" / "layers.py"
-    try:
-        nodes = ast.walk(ast.parse(source.read_text(encoding="utf-8", errors="replace")))
-    except (OSError, SyntaxError, ValueError):
-        return False
+    nodes = _syntax(tree / "mindspeed_llm" / "core" / "tensor_parallel" / "layers.py")
     functions = (node for node in nodes if isinstance(node, ast.FunctionDef) and node.name == "wrapped_run_func")
     return any(isinstance(part, ast.Name) and part.id == "ctx" for node in functions for part in ast.walk(node))
+
+
+def hooks_blocks_only(tree: Path) -> bool:
+    """Whether, with LoRA, embeddings ask for a gradient only under --recompute-method block, in this tree of MindSpeed-LLM.
+
+    Under uniform, the recomputed layers of the first stage have no backward pass then, and their adapters do not learn. So it is
+    in all releases up to the tag v26.1.0, and no more on the branches 26.1.0 and master since 14 August 2026.
+    """
+    # `_create_hooks`: https://gitcode.com/Ascend/MindSpeed-LLM/blob/v26.1.0/mindspeed_llm/training/training.py#L212
+    nodes = _syntax(tree / "mindspeed_llm" / "training" / "training.py")
+    choices = (node for node in nodes if isinstance(node, ast.If) and "_create_hooks" in _names(node.body))
+    return any("recompute_method" in _names([node.test]) for node in choices)
+
+
+def _names(nodes: Iterable[ast.AST]) -> set[str]:
+    """Of variables and attributes."""
+    parts = (part for node in nodes for part in ast.walk(node))
+    return {part.id if isinstance(part, ast.Name) else part.attr for part in parts if isinstance(part, (ast.Name, ast.Attribute))}
+
+
+def _syntax(source: Path) -> Iterable[ast.AST]:
+    """All nodes of a file; none where it cannot be read."""
+    try:
+        return ast.walk(ast.parse(source.read_text(encoding="utf-8", errors="replace")))
+    except (OSError, SyntaxError, ValueError):
+        return ()
 
 
 def _megatron_version() -> str | None:

@@ -103,6 +103,24 @@ def test_a_tree_tells_whether_checkpoints_hold_themselves(tmp_path: Path, line: 
     assert installed.keeps_checkpoints(tree) is keeps
 
 
+@pytest.mark.parametrize(
+    ("condition", "only"),
+    [
+        ("args.recompute_method == 'block' and args.recompute_granularity == 'full'", True),
+        ("args.recompute_granularity == 'full'", False),
+    ],
+)
+def test_a_tree_tells_whose_embeddings_ask_for_a_gradient(tmp_path: Path, condition: str, only: bool) -> None:
+    tree = tmp_path / "MindSpeed-LLM"
+    assert not installed.hooks_blocks_only(tree)
+    source = tree / "mindspeed_llm" / "training" / "training.py"
+    source.parent.mkdir(parents=True)
+    source.write_text(
+        f"def wrapper(args):\n    if {condition}:\n        _create_hooks(model, args.names)\n    if args.recompute_method: pass\n"
+    )
+    assert installed.hooks_blocks_only(tree) is only
+
+
 def test_releases_have_an_order() -> None:
     numbers = [installed.number(name) for name in releases.RELEASES]
     assert numbers == sorted(numbers)

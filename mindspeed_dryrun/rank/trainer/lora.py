@@ -15,6 +15,7 @@ from megatron.core import parallel_state
 from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
 
 from mindspeed_dryrun.megatron.settings import Settings
+from mindspeed_dryrun.rank import activation
 from mindspeed_dryrun.rank.trainer.latent_attention import WholeLinear
 
 
@@ -32,7 +33,8 @@ def add_adapters(model: Any, settings: Settings) -> None:
     for parameter in model.parameters():
         if not parameter.requires_grad and hasattr(parameter, "sequence_parallel"):
             del parameter.sequence_parallel
-    if settings.recompute_granularity == "full" and settings.recompute_method == "block" and model.pre_process:
+    hooked = settings.recompute_method == "block" or not activation.current().hooks_blocks_only
+    if settings.recompute_granularity == "full" and hooked and model.pre_process:
         # Layers that are recomputed need an input that asks for a gradient.
         model.embedding.word_embeddings.register_forward_hook(lambda _, __, output: output.requires_grad_(True))
 
