@@ -131,6 +131,12 @@ CASES = {
     ),
     "top-k probabilities normalised": experts(2, GROUPED + EP2 + " --norm-topk-prob"),
     "softmax before top-k": experts(2, GROUPED + EP2 + " --moe-router-load-balancing-type softmax_topk --norm-topk-prob"),
+    "one expert a token": experts(2, GROUPED + EP2 + " --num-experts 8 --moe-router-topk 1"),
+    "softmax scores, expert bias": Case(
+        2, MOE + GROUPED + EP2 + " --moe-router-enable-expert-bias --moe-router-load-balancing-type none --moe-aux-loss-coeff 0",
+        releases=("26.1.0",),
+    ),
+    "LoRA, experts in groups, PP 2, recomputed": tuning(4, MOE + GROUPED + EP2 + PP2 + LORA + FULL),
     "z loss": experts(2, GROUPED + EP2 + " --moe-z-loss-coeff 0.001"),
     "shared experts": experts(2, GROUPED + EP2 + " --n-shared-experts 2"),
     "shared experts with a gate": experts(

@@ -72,6 +72,11 @@ def used_peak(
             "--moe-router-dtype fp32",
             2, 2866, id="sigmoid scores in groups", marks=as_shown,
         ),
+        pytest.param("--num-experts 8 --moe-router-topk 1", 2, 2029, id="one expert a token"),
+        pytest.param(
+            "--moe-router-enable-expert-bias --moe-router-load-balancing-type none --moe-aux-loss-coeff 0",
+            2, 2804, id="softmax scores with a bias",
+        ),
         pytest.param("--tensor-model-parallel-size 2 --moe-tp-extend-ep", 4, 1412, id="TP extends EP"),
         pytest.param("--moe-alltoall-overlap-comm", 2, 2821, id="exchanges beside products"),
         pytest.param("--moe-alltoall-overlap-comm --moe-token-dispatcher-type alltoall", 2, 2821, id="the same, token by token"),
@@ -231,12 +236,17 @@ DEEPSEEK3 = (
     [
         pytest.param(ONE_BY_ONE, 2, 0, 997, id="experts"),
         pytest.param(f"{ONE_BY_ONE} --moe-grouped-gemm", 2, 0, 1041, id="experts in groups"),
+        pytest.param(  # a first stage, whose embeddings ask for a gradient
+            f"{ONE_BY_ONE} --moe-grouped-gemm --pipeline-model-parallel-size 2 --recompute-granularity full "
+            "--recompute-method uniform --recompute-num-layers 1",
+            4, 0, 338, id="experts in groups, recomputed",
+        ),
         pytest.param(f"{ONE_BY_ONE} --lora-fusion", 2, 0, 998, id="experts, one function"),
         pytest.param(f"{LATENT} --q-lora-rank 384 --pipeline-model-parallel-size 2", 2, 0, 509, id="latent attention"),
         pytest.param(DEEPSEEK3, 4, 0, 561, id="DeepSeek-V3 in small, first stage"),
         pytest.param(DEEPSEEK3, 4, 2, 760, id="DeepSeek-V3 in small, last stage"),
     ],
-)
+)  # fmt: skip
 def test_adapters_of_mixtures(tmp_path: Path, more: str, world_size: int, rank: int, used_peak_mb: int) -> None:
     assert used_peak(tmp_path, f"{TUNE} {LORA} {more}", world_size, rank, base=DENSE) == used_peak_mb
 

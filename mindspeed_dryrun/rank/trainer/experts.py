@@ -233,6 +233,17 @@ def config_fields(settings: Settings) -> dict[str, Any]:
     }
 
 
+def hidden_fields(settings: Settings) -> dict[str, Any]:
+    """What megatron-core is told while it checks its configuration, which MindSpeed-LLM takes as it is all the same."""
+    # `transformer_config_post_init_wrapper`: https://gitcode.com/Ascend/MindSpeed-LLM/blob/v26.1.0/mindspeed_llm/core/transformer/transformer_config.py#L10
+    hidden: dict[str, Any] = {"add_bias_linear": False}
+    if settings.moe_router_topk == 1:
+        hidden["moe_router_pre_softmax"] = True
+    if settings.moe_router_enable_expert_bias and releases.since("26.0.0"):
+        hidden["moe_router_score_function"] = "sigmoid"
+    return hidden
+
+
 def all_to_all(ctx: Any, group: Any, x: Any, output_split_sizes: Any, input_split_sizes: Any) -> Any:
     """`_AllToAll.forward`."""
     # `_AllToAll`: https://github.com/NVIDIA/Megatron-LM/blob/core_v0.12.1/megatron/core/tensor_parallel/mappings.py#L418

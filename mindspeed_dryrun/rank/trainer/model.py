@@ -50,12 +50,21 @@ def _no_initialisation(weight: Any) -> Any:
 
 def transformer_config(settings: Settings) -> TransformerConfig:
     """megatron-core's configuration, as Megatron's training loop fills it from the same flags."""
+    fields = _config_fields(settings)
+    hidden = experts.hidden_fields(settings) if settings.num_experts else {}
+    config = TransformerConfig(**(fields | hidden))
+    for name in hidden:
+        setattr(config, name, fields[name])
+    return config
+
+
+def _config_fields(settings: Settings) -> dict[str, Any]:
     # `core_transformer_config_from_args`: https://github.com/NVIDIA/Megatron-LM/blob/core_v0.12.1/megatron/training/arguments.py#L994
     gated = settings.swiglu or settings.geglu or settings.gelu_tanh
     activation = F.silu if settings.swiglu else layers.gelu_tanh if settings.gelu_tanh else F.gelu
     overlap_p2p = settings.virtual_stages is not None and not settings.no_overlap_p2p_communication
     grouping = settings.microbatch_group_size_per_virtual_pipeline_stage
-    return TransformerConfig(
+    return dict(
         **(experts.config_fields(settings) if settings.num_experts else {}),
         num_layers=_divisible(settings),
         mtp_num_layers=settings.mtp_num_layers,
