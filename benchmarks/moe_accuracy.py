@@ -345,6 +345,8 @@ CASES = {
     "LoRA, shared experts, PP 2": tuning(
         4, MOE + EP2 + PP2 + " --moe-token-dispatcher-type alltoall_seq --n-shared-experts 1" + LORA
     ),
+    "SFT, VPP 2": tuning(2, PP2 + " --num-layers 8 --num-layers-per-virtual-pipeline-stage 2"),
+    "LoRA, VPP 2": tuning(2, PP2 + " --num-layers 8 --num-layers-per-virtual-pipeline-stage 2" + LORA),
     "LoRA, VPP 2, packed": packed(
         2, TUNE + PP2 + " --num-layers 8 --num-layers-per-virtual-pipeline-stage 2" + LORA, "26.1.0"
     ),

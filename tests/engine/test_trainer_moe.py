@@ -218,6 +218,14 @@ def test_adapters(tmp_path: Path, more: str, used_peak_mb: int) -> None:
     assert used_peak(tmp_path, f"{TUNE} {LORA} {more}", 2, base=DENSE) == used_peak_mb
 
 
+@pytest.mark.parametrize(("more", "used_peak_mb"), [("", 2119), (LORA, 937)], ids=["all weights", "adapters"])
+def test_stages_that_tell_each_other_their_shapes_hold_what_they_sent_shorter(
+    tmp_path: Path, more: str, used_peak_mb: int
+) -> None:
+    chunks = "--pipeline-model-parallel-size 2 --num-layers 8 --num-layers-per-virtual-pipeline-stage 2 --no-pad-to-seq-lengths"
+    assert used_peak(tmp_path, f"{TUNE} {more} {chunks}", 2, 1, base=DENSE) == used_peak_mb
+
+
 ONE_BY_ONE = (
     "--num-experts 16 --moe-router-topk 4 --moe-ffn-hidden-size 704 --moe-router-load-balancing-type aux_loss "
     "--moe-aux-loss-coeff 0.001 --moe-permutation-async-comm --use-distributed-optimizer --expert-model-parallel-size 2 "

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from megatron.core import parallel_state
 from megatron.core.distributed import finalize_model_grads
-from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.pipeline_parallel import get_forward_backward_func, p2p_communication
 from megatron.core.utils import get_model_config
 
 from mindspeed_dryrun.megatron.settings import Settings
 from mindspeed_dryrun.rank import activation, collector, progress
-from mindspeed_dryrun.rank.trainer import context_parallel, preference, recompute, tuning
+from mindspeed_dryrun.rank.trainer import context_parallel, preference, recompute, releases, tuning
 
 
 class MockData:
@@ -102,12 +102,34 @@ def _connect(settings: Settings, chunks: list[Any], optimizer: Any) -> None:
                 setattr(config, name, functions[0])
 
 
+def _announce_shapes(settings: Settings, config: Any, micro_batch_size: int) -> None:
+    """With samples of any length the stages tell each other what they send; that reads as zeros, and all have the longest sample.
+
+    Waiting for the answer also gives back what an earlier exchange has sent, so it decides how long that is held.
+    """
+    # `post_validate_args`: https://gitcode.com/Ascend/MindSpeed-LLM/blob/v26.1.0/mindspeed_llm/features_manager/finetune/finetune.py#L39
+    if not (settings.no_pad_to_seq_lengths if releases.since("2.3.0") else settings.variable_seq_lengths):
+        return
+    exchange = p2p_communication._communicate_shapes
+    split = settings.context_parallel_size * (settings.tensor_model_parallel_size if settings.sequence_parallel else 1)
+    shape = [settings.seq_length // split, micro_batch_size, settings.hidden_size]
+
+    def announce(*args: Any) -> tuple[list[int], list[int]]:
+        exchange(*args)
+        return shape, shape
+
+    p2p_communication._communicate_shapes = announce
+    config.variable_seq_lengths = True
+
+
 def train(settings: Settings, chunks: list[Any], optimizer: Any, frozen: list[Any] | None = None) -> None:
     """`--train-iters` iterations: forward and backward by megatron-core's schedule, then an optimizer step."""
     _connect(settings, chunks, optimizer)
     for chunk in chunks:
         chunk.train()
 
+    micro_batch_size = settings.micro_batch_size * (4 if frozen else 1)  # what stages send each other
+    _announce_shapes(settings, get_model_config(chunks[0]), micro_batch_size)
     mock = tuning.TuningData(settings) if settings.stage else MockData(settings)
     forward_step = forward_step_of(settings, preference.Policies(chunks, frozen) if frozen else None)
     keeps = settings.recompute_granularity == "full" and activation.current().keeps_checkpoints
@@ -124,7 +146,7 @@ def train(settings: Settings, chunks: list[Any], optimizer: Any, frozen: list[An
             model=chunks,
             num_microbatches=settings.batch.microbatches,
             seq_length=settings.seq_length,
-            micro_batch_size=settings.micro_batch_size * (4 if frozen else 1),  # what stages send each other
+            micro_batch_size=micro_batch_size,
             decoder_seq_length=settings.seq_length,
             forward_only=False,
         )
