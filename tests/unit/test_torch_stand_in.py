@@ -114,14 +114,14 @@ def test_device_memory_reads_as_zeros_whatever_was_copied_to_it(library: Path) -
 def test_a_real_cann_is_refused(tmp_path: Path) -> None:
     (tmp_path / "lib64").mkdir()
     with pytest.raises(DryRunError, match="real cards"):
-        engine.choose_torch_engine(sys.executable, {"ASCEND_HOME_PATH": str(tmp_path)})
+        engine.choose_torch_engine(environ={"ASCEND_HOME_PATH": str(tmp_path)})
 
 
 def test_a_python_without_torch_npu_gets_a_sentence() -> None:
     if importlib.util.find_spec("torch_npu"):
         pytest.skip("torch_npu is installed here")
     with pytest.raises(DryRunError, match="not installed"):
-        engine.find_torch_npu(sys.executable)
+        engine.find_torch_npu()
 
 
 @pytest.fixture
