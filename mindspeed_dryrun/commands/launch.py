@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import math
 import shlex
 from collections.abc import Sequence
@@ -21,7 +20,7 @@ from pathlib import Path
 from mindspeed_dryrun.commands import importing_meanwhile
 from mindspeed_dryrun.engines.protocol import Engine
 from mindspeed_dryrun.errors import DryRunError, UsageError
-from mindspeed_dryrun.files import check_output, write_output
+from mindspeed_dryrun.files import check_output, json_text, write_output
 from mindspeed_dryrun.language import t
 from mindspeed_dryrun.launch.job import Job
 from mindspeed_dryrun.launch.plan import (
@@ -192,7 +191,7 @@ def _show_plan(job: Job, out: Path, args: argparse.Namespace) -> int:
         missing = str(error)
     plan = dataclasses.replace(make_plan(job, spec_from(args), engine), time=predicted_time(job, args.hardware))
     if args.json:
-        print(json.dumps(plan_json(plan, out), indent=2, ensure_ascii=False))
+        print(json_text(plan_json(plan, out)), end="")
         return 0
     print(plan_text(plan, out))
     if plan.time:
@@ -248,7 +247,7 @@ def _print_report(report: Report, out: Path, args: argparse.Namespace) -> None:
     from mindspeed_dryrun.advise.report_page import write_page
 
     if args.json:
-        print(json.dumps(report.to_json(), indent=2, ensure_ascii=False))
+        print(json_text(report.to_json()), end="")
     else:
         print(views.render(report, "table"))
         print(t(f"record: {out}"))

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 import mindspeed_dryrun
 from mindspeed_dryrun.cache import cache_root, private_folder
 from mindspeed_dryrun.errors import DryRunError
+from mindspeed_dryrun.files import json_text
 from mindspeed_dryrun.launch.trainers import EMBEDDED
 from mindspeed_dryrun.record.store import rank_folder
 
@@ -89,7 +90,7 @@ class RankCache:
                 "note": f"counted on {when} and reused; --no-cache counts it again",
             }
             shutil.rmtree(incoming, ignore_errors=True)
-            files["result.json"] = json.dumps(result, indent=2, ensure_ascii=False).encode()
+            files["result.json"] = json_text(result).encode()
             for name, content in files.items():
                 (incoming / name).parent.mkdir(parents=True, exist_ok=True)
                 (incoming / name).write_bytes(content)

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from mindspeed_dryrun.errors import DryRunError, UsageError
-from mindspeed_dryrun.files import cannot_write, write_text
+from mindspeed_dryrun.files import cannot_write, json_text, write_text
 from mindspeed_dryrun.record.model import EngineSummary
 from mindspeed_dryrun.record.run_spec import JobFile, PlannedRank
 
@@ -195,7 +195,7 @@ def read_json_of_user(path: Path) -> Any:
 
 def write_json(path: Path, data: Any) -> None:
     """JSON, whole or not at all."""
-    write_text(path, json.dumps(data, indent=2, ensure_ascii=False) + "\n")
+    write_text(path, json_text(data))
 
 
 def _is_free(path: Path) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,6 +12,7 @@ from typing import Any
 
 from mindspeed_dryrun.devices.device import Device
 from mindspeed_dryrun.errors import UsageError
+from mindspeed_dryrun.files import json_text
 from mindspeed_dryrun.language import message, t, width
 from mindspeed_dryrun.record.criteria import Criteria
 from mindspeed_dryrun.record.model import EngineSummary, RankReport, Report, Status
@@ -184,7 +184,7 @@ def render_json(found: Comparison) -> str:
         "ranks": [plain(pair) for pair in found.ranks],
         "differences": [{"kind": d.kind, "name": d.name, "a": d.a, "b": d.b} for d in found.differences],
     }
-    return json.dumps(data, indent=2, ensure_ascii=False) + "\n"
+    return json_text(data)
 
 
 def read_published(path: Path) -> tuple[str, tuple[str, str], list[tuple[str, Comparison, Report, Report]]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import signal
 import threading
 import time
@@ -28,7 +27,7 @@ from mindspeed_dryrun.launch.run import read_job
 from mindspeed_dryrun.megatron.model_shape import read_shape
 from mindspeed_dryrun.record.model import Report
 from mindspeed_dryrun.record.run_spec import RunSpec
-from mindspeed_dryrun.record.store import folder_name
+from mindspeed_dryrun.record.store import folder_name, write_json
 from mindspeed_dryrun.report import strategy_page as page
 from mindspeed_dryrun.report.text import table
 from mindspeed_dryrun.report.view import Headline
@@ -174,7 +173,7 @@ class Sweep:
     def save(self) -> None:
         """Writes the record of records."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        write_text(self.folder / "sweep.json", json.dumps(to_json(self.rows), indent=2, ensure_ascii=False) + "\n")
+        write_json(self.folder / "sweep.json", to_json(self.rows))
         write_text(self.folder / "sweep.html", to_html(self.plan, self.rows))
 
 
