@@ -86,12 +86,11 @@ class Estimate:
         return {name: round(getattr(self, name), 4) for name in names}
 
 
-def predict_time(arguments: Sequence[str], world_size: int, hardware: Hardware) -> Estimate:
+def predict_time(arguments: Sequence[str], world_size: int, hardware: Hardware, release: Release = NEWEST) -> Estimate:
     """One iteration of the job that a trainer's arguments spell out: dense, mixture of experts or multi-latent
     attention, either back end. Needs no dry run."""
-    shape = read_shape(arguments)
-    strategy = read_strategy(arguments, world_size)
-    return estimate(shape, strategy, hardware, operators=read_operators(arguments))
+    shape, strategy = read_shape(arguments), read_strategy(arguments, world_size)
+    return estimate(shape, strategy, hardware, release, read_operators(arguments))
 
 
 def estimate(

@@ -15,16 +15,13 @@ from typing import Any
 
 from mindspeed_dryrun.devices.hardware import Hardware
 from mindspeed_dryrun.errors import DryRunError
-from mindspeed_dryrun.estimate.operators import read_operators
-from mindspeed_dryrun.estimate.strategy import read_strategy
-from mindspeed_dryrun.estimate.time_model import NEWEST, Estimate, Release, estimate
+from mindspeed_dryrun.estimate.time_model import NEWEST, Estimate, Release, predict_time
 from mindspeed_dryrun.files import write_text
 from mindspeed_dryrun.language import message, t
 from mindspeed_dryrun.launch.executors import Interrupted
 from mindspeed_dryrun.launch.executors.local import ending_on_signals
 from mindspeed_dryrun.launch.job import Job
 from mindspeed_dryrun.launch.run import read_job
-from mindspeed_dryrun.megatron.model_shape import read_shape
 from mindspeed_dryrun.record.model import Report
 from mindspeed_dryrun.record.run_spec import RunSpec
 from mindspeed_dryrun.record.store import folder_name, write_json
@@ -96,8 +93,7 @@ def predict(job: Job, hardware: Hardware | None, release: Release = NEWEST) -> E
     if hardware is None:
         return None
     try:
-        shape = read_shape(job.args)
-        return estimate(shape, read_strategy(job.args, job.world_size), hardware, release, read_operators(job.args))
+        return predict_time(job.args, job.world_size, hardware, release)
     except DryRunError:
         return None
 
