@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from mindspeed_dryrun.errors import UsageError
 from mindspeed_dryrun.language import message
 from mindspeed_dryrun.launch.job import Job, changed
-from mindspeed_dryrun.megatron.arguments import Arguments
 from mindspeed_dryrun.megatron.layout import Parallel, held_microbatches
 from mindspeed_dryrun.record.model import RankReport, Report
 from mindspeed_dryrun.report.explain import STATIC, Explanation
@@ -168,7 +167,7 @@ def _recomputations(job: Job, parts: _Parts) -> Iterator[_Change]:
     held = parts.layers * parts.in_flight  # layers whose activations are held at once
     if not parts.in_layers or (job.recompute or "").startswith("full"):
         return
-    layer_input = _hidden_bytes(job, flags)
+    layer_input = _hidden_bytes(job)
     full = parts.peak - parts.in_layers + held * layer_input + parts.layer_activation
     yield (
         "full recomputation",
@@ -177,7 +176,7 @@ def _recomputations(job: Job, parts: _Parts) -> Iterator[_Change]:
         f"{held} layers in flight keep their input ({layer_input / 2**20:.0f}M each) and one layer is recomputed at a time",
     )
     if job.recompute is None and parts.core_attention and not parts.flash_attention:
-        output = job.seq_length * job.micro_batch * _number(flags, "--hidden-size") * 2
+        output = job.seq_length * job.micro_batch * flags.positive("--hidden-size", 1) * 2
         output = output // (job.parallel.tp * job.parallel.cp)
         saved = max(0, parts.core_attention - held * output) * (1 - 1 / held)
         yield (
@@ -311,7 +310,7 @@ def _uneven_split(job: Job, parts: _Parts, stage: int, ranks: Sequence[RankRepor
 
     def layer_cost(at: int) -> float:
         (in_flight,) = held_microbatches(pp, None, at, job.microbatches)
-        held = _hidden_bytes(job, job.arguments) if (job.recompute or "").startswith("full") else parts.layer_activation
+        held = _hidden_bytes(job) if (job.recompute or "").startswith("full") else parts.layer_activation
         return parts.layer_weight * parts.static_per_weight + held * in_flight
 
     others = max((peak for index, peak in peaks.items() if index not in (stage, to)), default=0)
@@ -336,12 +335,9 @@ def _uneven_split(job: Job, parts: _Parts, stage: int, ranks: Sequence[RankRepor
     )
 
 
-def _hidden_bytes(job: Job, flags: Arguments) -> int:
+def _hidden_bytes(job: Job) -> int:
     """The hidden states between two layers on one rank: 2 bytes each, 4 without --bf16 and --fp16."""
-    width = 2 if flags.has("--bf16") or flags.has("--fp16") else 4
-    size = job.seq_length * job.micro_batch * _number(flags, "--hidden-size") * width // job.parallel.cp
+    flags = job.arguments
+    width = 2 if flags.has_any(("--bf16", "--fp16")) else 4
+    size = job.seq_length * job.micro_batch * flags.positive("--hidden-size", 1) * width // job.parallel.cp
     return size // job.parallel.tp if flags.has("--sequence-parallel") else size
-
-
-def _number(flags: Arguments, name: str) -> int:
-    return flags.number(name) or 0
