@@ -152,7 +152,7 @@ def drift(patch: Patch) -> DriftError | None:
         return None
     patch = _resolved(patch)
     module, attribute = target_of(patch)
-    if not installed.has_module(module):
+    if not installed.has_package(module):
         return _drift(patch, f"there is no module {module}")
     return None if installed.mentions(module, attribute) else _drift(patch, f"{module} has no {attribute}")
 
