@@ -86,6 +86,20 @@ class Estimate:
         return {name: round(getattr(self, name), 4) for name in names}
 
 
+@dataclass(frozen=True)
+class _Iteration:
+    """Seconds of one iteration: of the busiest stage, of the others' first microbatch, and of the end."""
+
+    compute: float
+    waiting: float
+    bubble: float
+    step: float
+
+    @property
+    def total(self) -> float:
+        return self.compute + self.waiting + self.bubble + self.step
+
+
 def predict_time(arguments: Sequence[str], world_size: int, hardware: Hardware, release: Release = NEWEST) -> Estimate:
     """One iteration of the job that a trainer's arguments spell out: dense, mixture of experts or multi-latent
     attention, either back end. Needs no dry run."""
@@ -105,22 +119,23 @@ def estimate(
     The band is the hardware file's error where it was measured on jobs of this kind, else both ends of every figure.
     """
     case = Case(shape, strategy, hardware, operators)
-    seconds, compute, waiting, bubble, step = _iteration(case)
+    iteration = _iteration(case)
+    seconds = iteration.total
     error = _error(shape, strategy, hardware)
     least = error or hardware.error or 0.0
     low, high = seconds / (1 + least), seconds * (1 + least)
     if error is None:
-        low = min(low, _iteration(dataclasses.replace(case, hardware=hardware.at("high")))[0])
-        high = max(high, _iteration(dataclasses.replace(case, hardware=hardware.at("low")))[0])
+        low = min(low, _iteration(dataclasses.replace(case, hardware=hardware.at("high"))).total)
+        high = max(high, _iteration(dataclasses.replace(case, hardware=hardware.at("low"))).total)
     tokens = shape.global_batch * shape.seq / seconds
     return Estimate(
         iteration_s=seconds,
         low_s=low,
         high_s=high,
-        compute_s=compute,
-        communication_s=waiting,
-        bubble_s=bubble,
-        optimizer_s=step,
+        compute_s=iteration.compute,
+        communication_s=iteration.waiting,
+        bubble_s=iteration.bubble,
+        optimizer_s=iteration.step,
         tokens_per_s=tokens,
         tflops_per_card=logged_flops(shape, strategy, release, operators) / seconds / strategy.world / 1e12,
         tokens_per_s_per_card=tokens / strategy.world,
@@ -170,7 +185,7 @@ def _active_flops(shape: ModelShape, strategy: Strategy) -> float:
 
 def iteration_seconds(shape: ModelShape, strategy: Strategy, hardware: Hardware, operators: Operators = USUAL) -> float:
     """The typical time alone, without the band."""
-    return _iteration(Case(shape, strategy, hardware, operators))[0]
+    return _iteration(Case(shape, strategy, hardware, operators)).total
 
 
 def chunk_passes(case: Case, stage: int) -> list[tuple[Pass, Pass]]:
@@ -212,7 +227,7 @@ def _layer(case: Case, mixture: bool) -> LayerTime:
     return layer_time(Case(case.shape, sharing, case.hardware, case.operators), mixture)
 
 
-def _iteration(case: Case) -> tuple[float, float, float, float, float]:
+def _iteration(case: Case) -> _Iteration:
     strategy = case.strategy
     layers = _layers(case)
     known: dict[ChunkLayers, Pass] = {}  # most stages are alike
@@ -229,9 +244,7 @@ def _iteration(case: Case) -> tuple[float, float, float, float, float]:
     fill = (sum(stage.total for stage in stages) - busiest.total) / strategy.chunks / case.operators.sequence_pieces
     gradients, step = end_of_iteration(case, busiest.total)
     microbatches = strategy.microbatches(case.shape.global_batch)
-    compute = microbatches * busiest.compute
-    waiting = microbatches * busiest.waiting + gradients
-    return compute + waiting + fill + step, compute, waiting, fill, step
+    return _Iteration(microbatches * busiest.compute, microbatches * busiest.waiting + gradients, fill, step)
 
 
 def end_of_iteration(case: Case, microbatch: float) -> tuple[float, float]:
