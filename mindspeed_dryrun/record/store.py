@@ -19,8 +19,9 @@ import itertools
 import json
 import os
 import re
+import shutil
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -166,6 +167,20 @@ def folder_for(stem: Path, fingerprint: str) -> Path:
 def rank_folder(record: Path, rank: int) -> Path:
     """`ranks/00003` of a record."""
     return record / "ranks" / f"{rank:05d}"
+
+
+def place_files(files: Mapping[str, bytes], folder: Path) -> None:
+    """Files by name into a rank's folder, which appears as a whole; an `OSError` leaves nothing of it."""
+    incoming = folder.with_name(f".{folder.name}.incoming")
+    shutil.rmtree(incoming, ignore_errors=True)
+    try:
+        for name, content in files.items():
+            (incoming / name).parent.mkdir(parents=True, exist_ok=True)
+            (incoming / name).write_bytes(content)
+        shutil.rmtree(folder, ignore_errors=True)
+        incoming.rename(folder)
+    finally:
+        shutil.rmtree(incoming, ignore_errors=True)
 
 
 def folder_name(text: str) -> str:
