@@ -12,7 +12,6 @@ from mindspeed_dryrun.engines.cann.real import find_real_cann
 from mindspeed_dryrun.engines.cann.stand_in import StandIn
 from mindspeed_dryrun.engines.packages import package_folder, version_in
 from mindspeed_dryrun.engines.torch_npu.margin import margin_sentence
-from mindspeed_dryrun.engines.torch_npu.stand_in import torch_npu_stand_in
 from mindspeed_dryrun.errors import DryRunError
 from mindspeed_dryrun.rank.torch_npu import (
     ENGINE,
@@ -119,6 +118,8 @@ def choose_torch_engine(level: int = 1, environ: Mapping[str, str] | None = None
             f"There is a real CANN at {real.home}, and torch_npu on it would run on real cards: it has no simulation. "
             "Dry-run torchrun scripts on a machine or in a container without CANN."
         )
+    from mindspeed_dryrun.engines.torch_npu.stand_in import torch_npu_stand_in  # with what answers for CANN inside a rank
+
     package, version = find_torch_npu()
     return TorchEngine(version, torch_npu_stand_in(package, version))
 
