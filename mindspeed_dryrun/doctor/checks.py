@@ -21,10 +21,9 @@ from mindspeed_dryrun.engines.torch_npu.engine import find_torch_npu
 from mindspeed_dryrun.errors import DryRunError
 from mindspeed_dryrun.language import message
 from mindspeed_dryrun.launch.releases import MINDSPORE_VERSIONS, RELEASES, TREES
-from mindspeed_dryrun.launch.stack import missing_packages
+from mindspeed_dryrun.launch.stack import CORE_MS, missing_packages
 from mindspeed_dryrun.rank import installed, upstream_errors
 
-CORE_MS_VARIABLE = "MINDSPEED_CORE_MS_PATH"
 _LAST_RELEASE = [name for name in RELEASES if name != installed.MASTER][-1]
 TORCH_NPU_KNOWN = "2.13.0"
 DISK_WANTED_GB = 5
@@ -100,11 +99,11 @@ def megatron() -> Check:
 
 def upstream(environ: Mapping[str, str]) -> Iterator[Check]:
     """The trees of the real MindSpeed-LLM and what they import. All optional: without them the embedded trainer is used."""
-    root = environ.get(CORE_MS_VARIABLE)
-    fetch = f"mindspeed-dryrun setup --stack {_LAST_RELEASE} --into DIR, then export {CORE_MS_VARIABLE}=DIR"
+    root = environ.get(CORE_MS)
+    fetch = f"mindspeed-dryrun setup --stack {_LAST_RELEASE} --into DIR, then export {CORE_MS}=DIR"
     wanted = ", ".join(RELEASES)
     if root and not Path(root).is_dir():
-        found = message(f"{CORE_MS_VARIABLE}={root} is not a directory")
+        found = message(f"{CORE_MS}={root} is not a directory")
         yield Check(name="Upstream release", found=found, wanted=wanted, state="wrong", fix=fetch)
         return
     where = [Path(root)] if root else []

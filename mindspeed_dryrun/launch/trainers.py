@@ -15,13 +15,12 @@ from mindspeed_dryrun.errors import DryRunError, UsageError
 from mindspeed_dryrun.launch import fsdp2
 from mindspeed_dryrun.launch.job import Job
 from mindspeed_dryrun.launch.mock_inputs import dry_args
-from mindspeed_dryrun.launch.stack import PYTHON, missing_packages
+from mindspeed_dryrun.launch.stack import CORE_MS, PYTHON, missing_packages
 from mindspeed_dryrun.megatron import settings
 from mindspeed_dryrun.rank import installed, upstream_errors
 from mindspeed_dryrun.rank.confinement import kernel_confines
 
 EMBEDDED = "mindspeed_dryrun.rank.trainer"
-CORE_MS = "MINDSPEED_CORE_MS_PATH"
 # Where MindSpeed-Core-MS's auto_convert.sh puts the projects, and what shows that one is there.
 _PROJECTS = {"MindSpeed": "mindspeed/__init__.py", "Megatron-LM": "megatron/training/__init__.py"}
 _ADAPTERS = ("MSAdapter", "msadapter")
