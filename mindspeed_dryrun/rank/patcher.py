@@ -1,6 +1,6 @@
 """Applies patches to modules when they are imported, everywhere the old object is bound, and takes them back.
 
-A patch is a plain dictionary (see `catalogue.py` for its fields); this module runs inside a training worker and is
+A patch is a plain dictionary (see `launch/patch_catalogue.py` for its fields); this module runs inside a training worker and is
 standard library only. `install` is idempotent; `undo` leaves every attribute the object it was.
 
 Patches of functions that MindSpeed's own patch manager also patches go on top of it: whenever the manager applies or
