@@ -18,7 +18,7 @@ from mindspeed_dryrun.errors import UsageError
 from mindspeed_dryrun.language import message
 from mindspeed_dryrun.launch.job import Job, changed
 from mindspeed_dryrun.megatron.layout import Parallel, held_microbatches
-from mindspeed_dryrun.record.model import RankReport, Report
+from mindspeed_dryrun.record.model import Report
 from mindspeed_dryrun.report.explain import STATIC, Explanation
 
 _SELECTIVE = message("selective recomputation")
@@ -73,7 +73,7 @@ def levers(report: Report, job: Job | None, found: Explanation | None) -> list[L
     if parts is None:
         return []
     result = []
-    for name, flags, new_peak, why in _changes(job, parts, rank.stage, report.ranks):
+    for name, flags, new_peak, why in _changes(job, parts, rank.stage, report):
         pulled = _changed(job, flags)
         if pulled is None:
             continue
@@ -154,11 +154,11 @@ def _measure(found: Explanation, job: Job, stage: int) -> _Parts | None:
 _Change = tuple[str, tuple[str, ...], "float | None", str]
 
 
-def _changes(job: Job, parts: _Parts, stage: int, ranks: Sequence[RankReport]) -> Iterator[_Change]:
+def _changes(job: Job, parts: _Parts, stage: int, report: Report) -> Iterator[_Change]:
     yield from _recomputations(job, parts)
     yield from _sharings(job, parts)
     yield from _layouts(job, parts, stage)
-    if split := _uneven_split(job, parts, stage, ranks):
+    if split := _uneven_split(job, parts, stage, report):
         yield split
 
 
@@ -293,15 +293,12 @@ def _with_layout(job: Job, parts: _Parts, stage: int, new: Parallel) -> float | 
     return max(static + in_layers + outside + parts.temporary * shrink + rest, step)
 
 
-def _uneven_split(job: Job, parts: _Parts, stage: int, ranks: Sequence[RankReport]) -> _Change | None:
+def _uneven_split(job: Job, parts: _Parts, stage: int, report: Report) -> _Change | None:
     pp = job.parallel.pp
     listed = job.arguments.has_any(("--num-layer-list", "--pipeline-model-parallel-layout"))
     if pp == 1 or job.parallel.vpp or listed or not parts.layer_weight:
         return None
-    peaks: dict[int, int] = {}
-    for rank in ranks:
-        if rank.stage is not None and rank.used_peak_mb is not None:
-            peaks[rank.stage] = max(peaks.get(rank.stage, 0), rank.used_peak_mb * 2**20)
+    peaks = {index: peak.used_mb * 2**20 for index, peak in report.stage_peaks.items() if peak.used_mb}
     if len(peaks) != pp:
         return None
     to = min(peaks, key=lambda index: peaks[index])

@@ -80,10 +80,14 @@ class Estimate:
     def communication_share(self) -> float:
         return self.communication_s / self.iteration_s
 
+    def figures(self) -> dict[str, float]:
+        """All of it, rounded."""
+        return {name: round(value, 4) for name, value in dataclasses.asdict(self).items()}
+
     def to_json(self) -> dict[str, float]:
         """`time` of a report and of a plan."""
         names = ("iteration_s", "low_s", "high_s", "tokens_per_s_per_card", "tflops_per_card")
-        return {name: round(getattr(self, name), 4) for name in names}
+        return {name: value for name, value in self.figures().items() if name in names}
 
 
 @dataclass(frozen=True)

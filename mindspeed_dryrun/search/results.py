@@ -219,7 +219,7 @@ def strategy_json(winner: Candidate, shape: ModelShape, guess: Estimate, budget_
             "stages": [dataclasses.asdict(peak) for peak in measurement.stages.values()] if measurement else [],
         },
         "communication": communication(winner, shape),
-        "predicted": {name: round(value, 4) for name, value in dataclasses.asdict(guess).items()},
+        "predicted": guess.figures(),
         "trainer_args": list(strategy.arguments()),
         "conversion_args": list(strategy.conversion_arguments()),
     }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import signal
 import threading
 import time
@@ -79,7 +78,7 @@ class VariantResult:
             "ranks": report.get("ranks", []),
             "seconds": round(self.seconds, 1),
             "error": self.error,
-            "predicted": _estimate_json(self.estimate),
+            "predicted": self.estimate.figures() if self.estimate else None,
         }
 
 
@@ -264,9 +263,3 @@ def _verdict(rows: Sequence[VariantResult]) -> Headline:
 
 def _by_stage(report: Report) -> str:
     return " ".join(f"{peak.used_mb}/{peak.actual_mb}" for peak in report.stage_peaks.values())
-
-
-def _estimate_json(guess: Estimate | None) -> dict[str, float] | None:
-    if guess is None:
-        return None
-    return {name: round(value, 4) for name, value in dataclasses.asdict(guess).items()}
