@@ -10,8 +10,8 @@ from jinja2 import ChoiceLoader, Environment, PackageLoader
 
 from mindspeed_dryrun import __version__
 from mindspeed_dryrun.language import speaking, t
-from mindspeed_dryrun.megatron.arguments import pairs
 from mindspeed_dryrun.report import charts, html, strategy_page, view
+from mindspeed_dryrun.studio.choices import as_patch
 from mindspeed_dryrun.studio.session import Try
 from mindspeed_dryrun.studio.words import words
 
@@ -53,15 +53,10 @@ def _result(one: Try, language: str, pinned: Try | None) -> str:
         errors=view.errors(view.rows(report)) if report else [],
         explained=shown,
         curve=charts.curve(shown.iteration, shown.peak_time, shown.peak_bytes) if shown else None,
-        levers=[(lever, lever_patch(lever.flags)) for lever in one.levers],
+        levers=[(lever, as_patch(lever.flags)) for lever in one.levers],
         pinned=pinned if pinned and pinned.number != one.number else None,
         notes=[note for note in report.notes if "reused" in note] if report else [],
     )
-
-
-def lever_patch(flags: Sequence[str]) -> dict[str, str]:
-    """The flags of a proposal as the page changes them."""
-    return {name: values[0] if values else "" for name, values in pairs(flags)}
 
 
 def verdict_key(one: Try) -> str:
