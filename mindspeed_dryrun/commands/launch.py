@@ -262,12 +262,6 @@ def _print_report(report: Report, out: Path, args: argparse.Namespace) -> None:
         show_explanation(out)
 
 
-def _sample_length(args: argparse.Namespace) -> int:
-    if args.sample_length < 0:
-        raise UsageError("--sample-length is a number of tokens.")
-    return int(args.sample_length)
-
-
 def _moe_load(args: argparse.Namespace) -> str:
     """The load as a record keeps it: a file's content, not its name."""
     if args.moe_load is not None and args.moe_imbalance is not None:
@@ -279,6 +273,8 @@ def spec_from(args: argparse.Namespace) -> RunSpec:
     """What the command line asks to be counted; wrong values are refused here."""
     if args.check_classes < 0:
         raise UsageError(f"--check-classes {args.check_classes}: give a number of ranks.")
+    if args.sample_length < 0:
+        raise UsageError("--sample-length is a number of tokens.")
     return RunSpec(
         sets=parse_sets(args.set),
         script_args=tuple(args.script_args),
@@ -290,7 +286,7 @@ def spec_from(args: argparse.Namespace) -> RunSpec:
         explain=args.explain,
         check_classes=args.check_classes,
         moe_load=_moe_load(args),
-        sample_length=_sample_length(args),
+        sample_length=args.sample_length,
         patch_files=tuple(str(Path(file).absolute()) for file in args.patches),
         device=args.device,
         device_from=args.device_from,
