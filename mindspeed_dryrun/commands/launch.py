@@ -181,7 +181,7 @@ def run_job(job: Job, stem: Path, args: argparse.Namespace) -> int:
 
 
 def _show_plan(job: Job, out: Path, args: argparse.Namespace) -> int:
-    from mindspeed_dryrun.engines.choice import engine_for
+    from mindspeed_dryrun.engines.back_ends import engine_for
 
     engine: Engine | None = None
     missing = ""

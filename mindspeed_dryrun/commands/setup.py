@@ -18,7 +18,7 @@ import contextlib
 from pathlib import Path
 
 from mindspeed_dryrun.engines import packages
-from mindspeed_dryrun.engines.choice import NAMES, engine_for
+from mindspeed_dryrun.engines.back_ends import NAMES, engine_for
 from mindspeed_dryrun.engines.protocol import Engine
 from mindspeed_dryrun.errors import DryRunError, UsageError
 from mindspeed_dryrun.language import t

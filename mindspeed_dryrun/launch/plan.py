@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mindspeed_dryrun import __version__
-from mindspeed_dryrun.engines.choice import NAMES
+from mindspeed_dryrun.engines.back_ends import NAMES
 from mindspeed_dryrun.engines.protocol import Engine
 from mindspeed_dryrun.errors import DryRunError, UsageError
 from mindspeed_dryrun.language import message
