@@ -56,15 +56,6 @@ class RankTask:
         names = [item.name for item in dataclasses.fields(PlannedRank)]
         return PlannedRank(**{name: getattr(self, name) for name in names})
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain data, for executors on other machines."""
-        return dataclasses.asdict(self) | {"represents": list(self.represents), "argv": list(self.argv)}
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> RankTask:
-        """The inverse of `to_json`."""
-        return cls(**{**data, "represents": tuple(data["represents"]), "argv": tuple(data["argv"])})
-
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
