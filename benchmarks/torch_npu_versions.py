@@ -21,7 +21,7 @@ from pathlib import Path
 from elftools.elf.elffile import ELFFile
 
 from mindspeed_dryrun.engines.cann.required_symbols import RequiredSymbols
-from mindspeed_dryrun.engines.torch_npu.required_symbols import find_torch_npu_lacks
+from mindspeed_dryrun.engines.torch_npu.required_symbols import find_torch_npu_symbols
 from mindspeed_dryrun.engines.torch_npu.stand_in import torch_npu_library
 from mindspeed_dryrun.rank.torch_npu import answers
 from mindspeed_dryrun.rank.torch_npu.slots import QUESTION
@@ -45,7 +45,7 @@ def main() -> int:
     for version in args.versions:
         with tempfile.TemporaryDirectory() as temporary:
             package = unpacked(version, args.wheels or Path(temporary), Path(temporary))
-            asked[version] = find_torch_npu_lacks(package)
+            asked[version] = find_torch_npu_symbols(package)
             absent = missing(package, asked[version])
         failed |= bool(absent)
         operators = sum(name.endswith(QUESTION) for name in asked[version].symbols)
@@ -84,7 +84,7 @@ def unpacked(version: str, wheels: Path, folder: Path) -> Path:
 def missing(package: Path, lacks: RequiredSymbols) -> list[str]:
     """Symbols that this release asks for and the stand-in made from it does not define."""
     path = package / "libstandin.so"
-    path.write_bytes(torch_npu_library(package))
+    path.write_bytes(torch_npu_library(find_torch_npu_symbols(package)))
     with path.open("rb") as stream:
         defined = {symbol.name for symbol in ELFFile(stream).get_section_by_name(".dynsym").iter_symbols()}
     return sorted(set(lacks.symbols) - defined)

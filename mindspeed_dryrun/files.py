@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import uuid
 from pathlib import Path
+from typing import Any
 
 from mindspeed_dryrun.errors import DryRunError, UsageError
 
@@ -38,6 +40,11 @@ def write_output(path: Path, text: str) -> None:
             stream.write(text)
     except OSError as error:
         raise cannot_write(path, error) from None
+
+
+def json_text(data: Any) -> str:
+    """As the program writes and prints JSON: indented, ending in a newline."""
+    return json.dumps(data, indent=2, ensure_ascii=False) + "\n"
 
 
 def cannot_write(path: Path, error: OSError) -> DryRunError:

@@ -17,9 +17,8 @@ from dataclasses import dataclass
 from mindspeed_dryrun.errors import UsageError
 from mindspeed_dryrun.language import message
 from mindspeed_dryrun.launch.job import Job, changed
-from mindspeed_dryrun.megatron.arguments import Arguments
 from mindspeed_dryrun.megatron.layout import Parallel, held_microbatches
-from mindspeed_dryrun.record.model import RankReport, Report
+from mindspeed_dryrun.record.model import Report
 from mindspeed_dryrun.report.explain import STATIC, Explanation
 
 _SELECTIVE = message("selective recomputation")
@@ -74,7 +73,7 @@ def levers(report: Report, job: Job | None, found: Explanation | None) -> list[L
     if parts is None:
         return []
     result = []
-    for name, flags, new_peak, why in _changes(job, parts, rank.stage, report.ranks):
+    for name, flags, new_peak, why in _changes(job, parts, rank.stage, report):
         pulled = _changed(job, flags)
         if pulled is None:
             continue
@@ -155,11 +154,11 @@ def _measure(found: Explanation, job: Job, stage: int) -> _Parts | None:
 _Change = tuple[str, tuple[str, ...], "float | None", str]
 
 
-def _changes(job: Job, parts: _Parts, stage: int, ranks: Sequence[RankReport]) -> Iterator[_Change]:
+def _changes(job: Job, parts: _Parts, stage: int, report: Report) -> Iterator[_Change]:
     yield from _recomputations(job, parts)
     yield from _sharings(job, parts)
     yield from _layouts(job, parts, stage)
-    if split := _uneven_split(job, parts, stage, ranks):
+    if split := _uneven_split(job, parts, stage, report):
         yield split
 
 
@@ -168,7 +167,7 @@ def _recomputations(job: Job, parts: _Parts) -> Iterator[_Change]:
     held = parts.layers * parts.in_flight  # layers whose activations are held at once
     if not parts.in_layers or (job.recompute or "").startswith("full"):
         return
-    layer_input = _hidden_bytes(job, flags)
+    layer_input = _hidden_bytes(job)
     full = parts.peak - parts.in_layers + held * layer_input + parts.layer_activation
     yield (
         "full recomputation",
@@ -177,7 +176,7 @@ def _recomputations(job: Job, parts: _Parts) -> Iterator[_Change]:
         f"{held} layers in flight keep their input ({layer_input / 2**20:.0f}M each) and one layer is recomputed at a time",
     )
     if job.recompute is None and parts.core_attention and not parts.flash_attention:
-        output = job.seq_length * job.micro_batch * _number(flags, "--hidden-size") * 2
+        output = job.seq_length * job.micro_batch * flags.positive("--hidden-size", 1) * 2
         output = output // (job.parallel.tp * job.parallel.cp)
         saved = max(0, parts.core_attention - held * output) * (1 - 1 / held)
         yield (
@@ -294,15 +293,12 @@ def _with_layout(job: Job, parts: _Parts, stage: int, new: Parallel) -> float | 
     return max(static + in_layers + outside + parts.temporary * shrink + rest, step)
 
 
-def _uneven_split(job: Job, parts: _Parts, stage: int, ranks: Sequence[RankReport]) -> _Change | None:
+def _uneven_split(job: Job, parts: _Parts, stage: int, report: Report) -> _Change | None:
     pp = job.parallel.pp
     listed = job.arguments.has_any(("--num-layer-list", "--pipeline-model-parallel-layout"))
     if pp == 1 or job.parallel.vpp or listed or not parts.layer_weight:
         return None
-    peaks: dict[int, int] = {}
-    for rank in ranks:
-        if rank.stage is not None and rank.used_peak_mb is not None:
-            peaks[rank.stage] = max(peaks.get(rank.stage, 0), rank.used_peak_mb * 2**20)
+    peaks = {index: peak.used_mb * 2**20 for index, peak in report.stage_peaks.items() if peak.used_mb}
     if len(peaks) != pp:
         return None
     to = min(peaks, key=lambda index: peaks[index])
@@ -311,7 +307,7 @@ def _uneven_split(job: Job, parts: _Parts, stage: int, ranks: Sequence[RankRepor
 
     def layer_cost(at: int) -> float:
         (in_flight,) = held_microbatches(pp, None, at, job.microbatches)
-        held = _hidden_bytes(job, job.arguments) if (job.recompute or "").startswith("full") else parts.layer_activation
+        held = _hidden_bytes(job) if (job.recompute or "").startswith("full") else parts.layer_activation
         return parts.layer_weight * parts.static_per_weight + held * in_flight
 
     others = max((peak for index, peak in peaks.items() if index not in (stage, to)), default=0)
@@ -336,12 +332,9 @@ def _uneven_split(job: Job, parts: _Parts, stage: int, ranks: Sequence[RankRepor
     )
 
 
-def _hidden_bytes(job: Job, flags: Arguments) -> int:
+def _hidden_bytes(job: Job) -> int:
     """The hidden states between two layers on one rank: 2 bytes each, 4 without --bf16 and --fp16."""
-    width = 2 if flags.has("--bf16") or flags.has("--fp16") else 4
-    size = job.seq_length * job.micro_batch * _number(flags, "--hidden-size") * width // job.parallel.cp
+    flags = job.arguments
+    width = 2 if flags.has_any(("--bf16", "--fp16")) else 4
+    size = job.seq_length * job.micro_batch * flags.positive("--hidden-size", 1) * width // job.parallel.cp
     return size // job.parallel.tp if flags.has("--sequence-parallel") else size
-
-
-def _number(flags: Arguments, name: str) -> int:
-    return flags.number(name) or 0

@@ -18,9 +18,11 @@ from pathlib import Path
 
 from mindspeed_dryrun.cache import cache_root
 from mindspeed_dryrun.engines.mindspore.engine import choose_engine
+from mindspeed_dryrun.files import write_text
 from mindspeed_dryrun.language import t
 from mindspeed_dryrun.launch import patch_catalogue as catalogue
 from mindspeed_dryrun.launch import shell_activation as activation
+from mindspeed_dryrun.rank.activation import Activation
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
     wanted = launch.parser().parse_args(["-", *options])
     base = activation.before_activation(os.environ)
     engine = choose_engine(wanted.level)
-    settings = activation.shell_activation(options, _compiled(args.patches), sys.executable)
+    settings = Activation(options=tuple(options), patches=str(_compiled(args.patches)), python=sys.executable)
     changes = activation.activated(base, engine.environment(base), settings)
     write_commands(activation.activate_commands(changes, base))
     if sys.stdout.isatty():
@@ -56,7 +58,5 @@ def _compiled(files: list[Path]) -> Path:
     path = cache_root() / "patches" / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = path.with_suffix(f".{os.getpid()}")
-        unfinished.write_text(text, encoding="utf-8")
-        unfinished.replace(path)
+        write_text(path, text)
     return path

@@ -15,6 +15,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from mindspeed_dryrun.commands.launch import parse_sets
 from mindspeed_dryrun.errors import UsageError
 from mindspeed_dryrun.estimate.calibration import MeasuredRun
 from mindspeed_dryrun.files import write_output
@@ -82,8 +83,5 @@ def _rows(source: Path, args: argparse.Namespace) -> Sequence[MeasuredRun]:
     from mindspeed_dryrun.sweep.sweep import variant_job
     from mindspeed_dryrun.sweep.sweep_file import Variant
 
-    pairs = [item.partition("=") for item in args.set]
-    if not all(equals for _, equals, _ in pairs):
-        raise UsageError("--set takes NAME=VALUE.")
-    job = variant_job(args.script, Variant("", {name: value for name, _, value in pairs}))
+    job = variant_job(args.script, Variant("", parse_sets(args.set)))
     return [row_of_log(source, job.args, job.world_size)]

@@ -34,8 +34,7 @@ def run(args: argparse.Namespace) -> int:
         if not args.a.is_file():
             raise UsageError("compare needs two runs (A and B), or one file of published figures.")
         print(view.render_published(args.a), end="")
-        _, _, scenarios = view.read_published(args.a)
-        return _check([found for _, found, _, _ in scenarios], args.max_diff)
+        return _check([scenario.found for scenario in view.read_published(args.a).scenarios], args.max_diff)
     labels = tuple(part.strip() for part in (args.labels or "A,B").split(","))
     if len(labels) != 2 or not all(labels):
         raise UsageError(f"--labels '{args.labels}' must be two names with a comma between them, like real,dry.")

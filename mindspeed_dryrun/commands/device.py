@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 from pathlib import Path
 
 from mindspeed_dryrun.devices.hardware import names
+from mindspeed_dryrun.files import json_text
 from mindspeed_dryrun.language import t
 from mindspeed_dryrun.record.criteria import device_of_logs, named_device
 from mindspeed_dryrun.report.text import columns
@@ -31,7 +31,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         found = [named_device(args.device)]
     if args.json:
-        print(json.dumps([dataclasses.asdict(device) for device in found], indent=2, ensure_ascii=False))
+        print(json_text([dataclasses.asdict(device) for device in found]), end="")
         return 0
     head = ["name", "device", "in all", "usable", "left outside", "source"]
     body = [

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import math
 import shlex
 from collections.abc import Sequence
@@ -21,7 +20,7 @@ from pathlib import Path
 from mindspeed_dryrun.commands import importing_meanwhile
 from mindspeed_dryrun.engines.protocol import Engine
 from mindspeed_dryrun.errors import DryRunError, UsageError
-from mindspeed_dryrun.files import check_output, write_output
+from mindspeed_dryrun.files import check_output, json_text, write_output
 from mindspeed_dryrun.language import t
 from mindspeed_dryrun.launch.job import Job
 from mindspeed_dryrun.launch.plan import (
@@ -182,7 +181,7 @@ def run_job(job: Job, stem: Path, args: argparse.Namespace) -> int:
 
 
 def _show_plan(job: Job, out: Path, args: argparse.Namespace) -> int:
-    from mindspeed_dryrun.engines.choice import engine_for
+    from mindspeed_dryrun.engines.back_ends import engine_for
 
     engine: Engine | None = None
     missing = ""
@@ -192,7 +191,7 @@ def _show_plan(job: Job, out: Path, args: argparse.Namespace) -> int:
         missing = str(error)
     plan = dataclasses.replace(make_plan(job, spec_from(args), engine), time=predicted_time(job, args.hardware))
     if args.json:
-        print(json.dumps(plan_json(plan, out), indent=2, ensure_ascii=False))
+        print(json_text(plan_json(plan, out)), end="")
         return 0
     print(plan_text(plan, out))
     if plan.time:
@@ -248,7 +247,7 @@ def _print_report(report: Report, out: Path, args: argparse.Namespace) -> None:
     from mindspeed_dryrun.advise.report_page import write_page
 
     if args.json:
-        print(json.dumps(report.to_json(), indent=2, ensure_ascii=False))
+        print(json_text(report.to_json()), end="")
     else:
         print(views.render(report, "table"))
         print(t(f"record: {out}"))
@@ -263,12 +262,6 @@ def _print_report(report: Report, out: Path, args: argparse.Namespace) -> None:
         show_explanation(out)
 
 
-def _sample_length(args: argparse.Namespace) -> int:
-    if args.sample_length < 0:
-        raise UsageError("--sample-length is a number of tokens.")
-    return int(args.sample_length)
-
-
 def _moe_load(args: argparse.Namespace) -> str:
     """The load as a record keeps it: a file's content, not its name."""
     if args.moe_load is not None and args.moe_imbalance is not None:
@@ -280,6 +273,8 @@ def spec_from(args: argparse.Namespace) -> RunSpec:
     """What the command line asks to be counted; wrong values are refused here."""
     if args.check_classes < 0:
         raise UsageError(f"--check-classes {args.check_classes}: give a number of ranks.")
+    if args.sample_length < 0:
+        raise UsageError("--sample-length is a number of tokens.")
     return RunSpec(
         sets=parse_sets(args.set),
         script_args=tuple(args.script_args),
@@ -291,7 +286,7 @@ def spec_from(args: argparse.Namespace) -> RunSpec:
         explain=args.explain,
         check_classes=args.check_classes,
         moe_load=_moe_load(args),
-        sample_length=_sample_length(args),
+        sample_length=args.sample_length,
         patch_files=tuple(str(Path(file).absolute()) for file in args.patches),
         device=args.device,
         device_from=args.device_from,

@@ -21,6 +21,7 @@ from mindspeed_dryrun.errors import DryRunError, UsageError
 from mindspeed_dryrun.language import t
 from mindspeed_dryrun.launch import drift, releases
 from mindspeed_dryrun.launch import patch_catalogue as catalogue
+from mindspeed_dryrun.launch.stack import CORE_MS
 from mindspeed_dryrun.rank import installed
 
 _TREES = ("MindSpeed-LLM", "MindSpeed", "Megatron-LM", "MSAdapter", "MSAdapter/msa_thirdparty", "msadapter",
@@ -90,7 +91,7 @@ def _check(folder: Path, patches: list[dict[str, Any]], record: bool) -> int:
 
 
 def _look_where_ranks_look() -> None:
-    root = os.environ.get("MINDSPEED_CORE_MS_PATH")
+    root = os.environ.get(CORE_MS)
     folders = [str(Path(root, tree)) for tree in _TREES if Path(root, tree).is_dir()] if root else []
     try:
         folders += engine_path()

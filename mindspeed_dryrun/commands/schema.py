@@ -6,14 +6,13 @@ Without a name all are printed as one object; `--into DIR` writes one file each 
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
 from mindspeed_dryrun.devices.hardware import HardwareFile
 from mindspeed_dryrun.devices.real_runs import RealRun
 from mindspeed_dryrun.errors import UsageError
-from mindspeed_dryrun.files import cannot_write, write_text
+from mindspeed_dryrun.files import cannot_write, json_text, write_text
 from mindspeed_dryrun.record import model, run_spec
 from mindspeed_dryrun.schema import json_schema
 from mindspeed_dryrun.search.search_file import SearchFile
@@ -53,12 +52,7 @@ def run(args: argparse.Namespace) -> int:
         except OSError as error:
             raise cannot_write(args.into, error) from None
         for name, schema in chosen.items():
-            write_text(args.into / f"{name}.json", as_text(schema))
+            write_text(args.into / f"{name}.json", json_text(schema))
     else:
-        print(as_text(chosen[args.name] if args.name else chosen), end="")
+        print(json_text(chosen[args.name] if args.name else chosen), end="")
     return 0
-
-
-def as_text(schema: Any) -> str:
-    """As the files in docs/schema/ are written."""
-    return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"

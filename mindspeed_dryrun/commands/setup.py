@@ -18,12 +18,11 @@ import contextlib
 from pathlib import Path
 
 from mindspeed_dryrun.engines import packages
-from mindspeed_dryrun.engines.choice import NAMES, engine_for
+from mindspeed_dryrun.engines.back_ends import NAMES, engine_for
 from mindspeed_dryrun.engines.protocol import Engine
 from mindspeed_dryrun.errors import DryRunError, UsageError
 from mindspeed_dryrun.language import t
 from mindspeed_dryrun.launch import releases, stack
-from mindspeed_dryrun.launch.trainers import CORE_MS
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     if engine.name == NAMES["mindspore"]:
         print(t(f"Engine packages: {packages.install()}"))
     if args.stack:
-        print(t(f"Use it: export {CORE_MS}={folder}"))
+        print(t(f"Use it: export {stack.CORE_MS}={folder}"))
     return 0
 
 

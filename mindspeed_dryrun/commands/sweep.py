@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import time
 from pathlib import Path
 
 from mindspeed_dryrun.commands.launch import add_device_arguments, add_execution_arguments, add_trainer_arguments, execution_from
 from mindspeed_dryrun.errors import exit_status_after
+from mindspeed_dryrun.files import json_text
 from mindspeed_dryrun.language import t
 from mindspeed_dryrun.launch.job import Job
 from mindspeed_dryrun.record.model import Report
@@ -86,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
     with shared:
         rows = sweep.run()
     if args.json:
-        print(json.dumps(to_json(rows), indent=2, ensure_ascii=False))
+        print(json_text(to_json(rows)), end="")
     else:
         print(to_text(plan, rows))
         print(t(f"record: {folder} (sweep.html, sweep.json)"))

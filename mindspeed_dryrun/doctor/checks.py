@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import re
 import shutil
@@ -22,10 +21,9 @@ from mindspeed_dryrun.engines.torch_npu.engine import find_torch_npu
 from mindspeed_dryrun.errors import DryRunError
 from mindspeed_dryrun.language import message
 from mindspeed_dryrun.launch.releases import MINDSPORE_VERSIONS, RELEASES, TREES
-from mindspeed_dryrun.launch.stack import missing_packages
+from mindspeed_dryrun.launch.stack import CORE_MS, missing_packages
 from mindspeed_dryrun.rank import installed, upstream_errors
 
-CORE_MS_VARIABLE = "MINDSPEED_CORE_MS_PATH"
 _LAST_RELEASE = [name for name in RELEASES if name != installed.MASTER][-1]
 TORCH_NPU_KNOWN = "2.13.0"
 DISK_WANTED_GB = 5
@@ -48,7 +46,7 @@ def all_checks(environ: Mapping[str, str] | None = None) -> Iterator[Check]:
     environ = os.environ if environ is None else environ
     yield python()
     yield from (mindspore(), torch_npu())
-    yield from (msadapter(), megatron(environ))
+    yield from (msadapter(), megatron())
     yield from upstream(environ)
     yield from (cann(environ), cards(), disk(), memory(), cores())
 
@@ -79,7 +77,7 @@ def mindspore() -> Check:
 def torch_npu() -> Check:
     """For scripts that call torchrun; msrun scripts do not need it."""
     try:
-        _, version = find_torch_npu(sys.executable)
+        _, version = find_torch_npu()
     except DryRunError:
         return Check(
             name="torch_npu",
@@ -95,17 +93,17 @@ def msadapter() -> Check:
     return _private("MSAdapter", "msadapter", "0.5.0b1")
 
 
-def megatron(environ: Mapping[str, str]) -> Check:
+def megatron() -> Check:
     return _private("Megatron (megatron-core)", "megatron_core", "0.12.1")
 
 
 def upstream(environ: Mapping[str, str]) -> Iterator[Check]:
     """The trees of the real MindSpeed-LLM and what they import. All optional: without them the embedded trainer is used."""
-    root = environ.get(CORE_MS_VARIABLE)
-    fetch = f"mindspeed-dryrun setup --stack {_LAST_RELEASE} --into DIR, then export {CORE_MS_VARIABLE}=DIR"
+    root = environ.get(CORE_MS)
+    fetch = f"mindspeed-dryrun setup --stack {_LAST_RELEASE} --into DIR, then export {CORE_MS}=DIR"
     wanted = ", ".join(RELEASES)
     if root and not Path(root).is_dir():
-        found = message(f"{CORE_MS_VARIABLE}={root} is not a directory")
+        found = message(f"{CORE_MS}={root} is not a directory")
         yield Check(name="Upstream release", found=found, wanted=wanted, state="wrong", fix=fetch)
         return
     where = [Path(root)] if root else []
@@ -188,28 +186,20 @@ def cards() -> Check:
 def disk() -> Check:
     place = next(path for path in (cache_root(), *cache_root().parents) if path.exists())
     free = shutil.disk_usage(place).free / 2**30
-    enough = free >= DISK_WANTED_GB
-    fix = None if enough else "free some room, or export MINDSPEED_DRYRUN_CACHE=DIR on a larger disk"
-    return Check(
-        name=message("Disk"),
-        found=f"{free:.0f} GB free at {place}",
-        wanted=f"{DISK_WANTED_GB} GB",
-        state="ok" if enough else "wrong",
-        fix=fix,
-    )
+    fix = message("free some room, or export MINDSPEED_DRYRUN_CACHE=DIR on a larger disk")
+    return _room(message("Disk"), free, DISK_WANTED_GB, message(f"{free:.0f} GB free at {place}"), fix)
 
 
 def memory() -> Check:
     free = psutil.virtual_memory().available / 2**30
-    enough = free >= MEMORY_WANTED_GB
-    fix = None if enough else "a rank takes 0.6 GB: close other programs"
-    return Check(
-        name=message("Memory"),
-        found=f"{free:.1f} GB free",
-        wanted=f"{MEMORY_WANTED_GB} GB",
-        state="ok" if enough else "wrong",
-        fix=fix,
-    )
+    fix = message("a rank takes 0.6 GB: close other programs")
+    return _room(message("Memory"), free, MEMORY_WANTED_GB, message(f"{free:.1f} GB free"), fix)
+
+
+def _room(name: str, free_gb: float, wanted_gb: int, found: str, fix: str) -> Check:
+    enough = free_gb >= wanted_gb
+    state = "ok" if enough else "wrong"
+    return Check(name=name, found=found, wanted=f"{wanted_gb} GB", state=state, fix=None if enough else fix)
 
 
 def cores() -> Check:
@@ -217,16 +207,11 @@ def cores() -> Check:
 
 
 def _private(label: str, distribution: str, wanted: str) -> Check:
-    folder = packages.packages_folder()
-    for found in importlib.metadata.distributions(path=[str(folder)]):
-        if (found.metadata["Name"] or "").replace("-", "_") == distribution:
-            state, fix = _compared(found.version, wanted, "mindspeed-dryrun setup")
-            return Check(name=label, found=f"{found.version}, private folder", wanted=wanted, state=state, fix=fix)
-    return Check(name=label, found="not installed", wanted=wanted, state="wrong", fix="mindspeed-dryrun setup")
-
-
-def _compared(found: str, wanted: str, fix: str) -> tuple[str, str | None]:
-    return ("ok", None) if found == wanted else ("note", fix)
+    version, fix = packages.version_in(packages.packages_folder(), distribution), message("mindspeed-dryrun setup")
+    if version is None:
+        return Check(name=label, found="not installed", wanted=wanted, state="wrong", fix=fix)
+    found, known = message(f"{version}, private folder"), version == wanted
+    return Check(name=label, found=found, wanted=wanted, state="ok" if known else "note", fix=None if known else fix)
 
 
 def _tree_version(tree: Path) -> str | None:

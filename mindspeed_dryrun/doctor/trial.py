@@ -44,7 +44,7 @@ def torch_trial() -> Check:
     """The same on torch_npu, whose allocator pads each block by a few bytes."""
     started, wanted = time.monotonic(), f"{EXPECTED_MB}M counted"
     try:
-        engine = choose_torch_engine(sys.executable)
+        engine = choose_torch_engine()
     except DryRunError as error:
         return Check(name="torch_npu trial", found="no engine", wanted=wanted, state="wrong", fix=str(error))
     environ = engine.environment(os.environ) | engine.place(0, 1, 1) | {"PYTHONDONTWRITEBYTECODE": "1"}

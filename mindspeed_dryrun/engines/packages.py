@@ -7,6 +7,8 @@ would overwrite it. megatron-core asks pip for `torch`, gigabytes of it. So neit
 from __future__ import annotations
 
 import compileall
+import importlib.metadata
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -63,6 +65,20 @@ def _fetch(target: Path) -> None:
     for path in (target, *target.rglob("*")):
         if not path.is_symlink():
             path.chmod(path.stat().st_mode & ~0o022)
+
+
+def package_folder(name: str) -> Path | None:
+    """The folder of the package that this Python would import, without importing it."""
+    spec = importlib.util.find_spec(name)
+    return Path(next(iter(spec.submodule_search_locations))) if spec and spec.submodule_search_locations else None
+
+
+def version_in(folder: Path, distribution: str) -> str | None:
+    """The version of a distribution that is installed in a folder."""
+    for found in importlib.metadata.distributions(path=[str(folder)]):
+        if (found.metadata["Name"] or "").lower().replace("-", "_") == distribution:
+            return found.version
+    return None
 
 
 def installer() -> list[str]:

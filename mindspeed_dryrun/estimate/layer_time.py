@@ -94,7 +94,7 @@ class Case:
     @property
     def tokens(self) -> float:
         """Of a microbatch on a rank of the context-parallel group."""
-        return self.strategy.micro_batch * self.shape.seq / self.strategy.cp
+        return self.strategy.tokens(self.shape.seq)
 
     def traffic(self, size: float) -> float:
         """Seconds to read and write `size` bytes."""

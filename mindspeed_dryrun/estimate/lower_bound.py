@@ -35,16 +35,11 @@ def state_mb(shape: ModelShape, strategy: Strategy, stage: int) -> float:
     return ((dense + experts) * (WEIGHT_BYTES + GRADIENT_BYTES) + owned * optimizer) / _MB
 
 
-def token_share(shape: ModelShape, strategy: Strategy) -> float:
-    """Tokens of one microbatch on a rank of the context-parallel group, before tensor parallelism."""
-    return strategy.micro_batch * shape.seq / strategy.cp
-
-
 def saved_mb(shape: ModelShape, strategy: Strategy, stage: int) -> float:
     """Activations that must be held at the end of the warm-up."""
     if not shape.full_activations:
         return 0.0
-    tokens = token_share(shape, strategy)
+    tokens = strategy.tokens(shape.seq)
     # Sequence parallelism shares out the layer's input; recomputation may save one input for several layers, and
     # `--distribute-saved-activations` may share it out: count it shared, once a chunk, in that case.
     layer_input = tokens * shape.hidden * 2.0 / (strategy.tp if strategy.sequence_parallel else 1)

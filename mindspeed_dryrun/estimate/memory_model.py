@@ -22,7 +22,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mindspeed_dryrun.estimate.lower_bound import state_mb, token_share
+from mindspeed_dryrun.estimate.lower_bound import state_mb
 from mindspeed_dryrun.estimate.regression import Features, LinearBelief, Prior
 from mindspeed_dryrun.estimate.stage_parts import (
     ChunkLayers,
@@ -153,7 +153,7 @@ def _units(shape: ModelShape, tp: int, cp: int, micro_batch: int, sequence_paral
     strategy = Strategy(
         tp=tp, pp=1, dp=1, cp=cp, micro_batch=micro_batch, stages=((1,),), sequence_parallel=sequence_parallel, etp=etp
     )
-    tokens = token_share(shape, strategy)
+    tokens = strategy.tokens(shape.seq)
     routed = routed_work = router = 0.0
     if shape.experts:
         rows, inner = routed_rows(shape, strategy), shape.experts.ffn / max(1, etp)

@@ -32,9 +32,7 @@ def _kinds(stages: tuple[tuple[int, ...], ...], dualpipe: bool, experts: ExpertS
     first = 0
     for stage, chunk in layout.positions():
         count = stages[stage][chunk]
-        found[stage][chunk] = tuple(
-            layer >= experts.dense_in_front and layer % experts.every == 0 for layer in range(first, first + count)
-        )
+        found[stage][chunk] = tuple(experts.in_layer(layer) for layer in range(first, first + count))
         first += count
     return tuple(tuple(chunks) for chunks in found)
 
@@ -131,7 +129,7 @@ def routed_rows(shape: ModelShape, strategy: Strategy) -> float:
     experts = shape.experts
     if experts is None:
         return 0.0
-    tokens = strategy.micro_batch * shape.seq / strategy.cp
+    tokens = strategy.tokens(shape.seq)
     kept = min(1.0, experts.capacity) if experts.capacity is not None and experts.capacity > 0 else 1.0
     # Sequence parallelism deals tokens out; ranks that share an expert gather each other's.
     share = max(1, strategy.etp) / strategy.tp if strategy.sequence_parallel else 1.0

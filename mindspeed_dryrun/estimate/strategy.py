@@ -165,6 +165,10 @@ class Strategy:
     def microbatches(self, global_batch: int) -> int:
         return global_batch // (self.micro_batch * self.dp)
 
+    def tokens(self, seq: int) -> float:
+        """Of one microbatch on a rank of the context-parallel group, before tensor parallelism."""
+        return self.micro_batch * seq / self.cp
+
     @functools.cached_property
     def _pieces(self) -> int:
         return sequence_pieces(Arguments(self.options))

@@ -80,18 +80,35 @@ class Estimate:
     def communication_share(self) -> float:
         return self.communication_s / self.iteration_s
 
+    def figures(self) -> dict[str, float]:
+        """All of it, rounded."""
+        return {name: round(value, 4) for name, value in dataclasses.asdict(self).items()}
+
     def to_json(self) -> dict[str, float]:
         """`time` of a report and of a plan."""
         names = ("iteration_s", "low_s", "high_s", "tokens_per_s_per_card", "tflops_per_card")
-        return {name: round(getattr(self, name), 4) for name in names}
+        return {name: value for name, value in self.figures().items() if name in names}
 
 
-def predict_time(arguments: Sequence[str], world_size: int, hardware: Hardware) -> Estimate:
+@dataclass(frozen=True)
+class _Iteration:
+    """Seconds of one iteration: of the busiest stage, of the others' first microbatch, and of the end."""
+
+    compute: float
+    waiting: float
+    bubble: float
+    step: float
+
+    @property
+    def total(self) -> float:
+        return self.compute + self.waiting + self.bubble + self.step
+
+
+def predict_time(arguments: Sequence[str], world_size: int, hardware: Hardware, release: Release = NEWEST) -> Estimate:
     """One iteration of the job that a trainer's arguments spell out: dense, mixture of experts or multi-latent
     attention, either back end. Needs no dry run."""
-    shape = read_shape(arguments)
-    strategy = read_strategy(arguments, world_size)
-    return estimate(shape, strategy, hardware, operators=read_operators(arguments))
+    shape, strategy = read_shape(arguments), read_strategy(arguments, world_size)
+    return estimate(shape, strategy, hardware, release, read_operators(arguments))
 
 
 def estimate(
@@ -106,22 +123,23 @@ def estimate(
     The band is the hardware file's error where it was measured on jobs of this kind, else both ends of every figure.
     """
     case = Case(shape, strategy, hardware, operators)
-    seconds, compute, waiting, bubble, step = _iteration(case)
+    iteration = _iteration(case)
+    seconds = iteration.total
     error = _error(shape, strategy, hardware)
     least = error or hardware.error or 0.0
     low, high = seconds / (1 + least), seconds * (1 + least)
     if error is None:
-        low = min(low, _iteration(dataclasses.replace(case, hardware=hardware.at("high")))[0])
-        high = max(high, _iteration(dataclasses.replace(case, hardware=hardware.at("low")))[0])
+        low = min(low, _iteration(dataclasses.replace(case, hardware=hardware.at("high"))).total)
+        high = max(high, _iteration(dataclasses.replace(case, hardware=hardware.at("low"))).total)
     tokens = shape.global_batch * shape.seq / seconds
     return Estimate(
         iteration_s=seconds,
         low_s=low,
         high_s=high,
-        compute_s=compute,
-        communication_s=waiting,
-        bubble_s=bubble,
-        optimizer_s=step,
+        compute_s=iteration.compute,
+        communication_s=iteration.waiting,
+        bubble_s=iteration.bubble,
+        optimizer_s=iteration.step,
         tokens_per_s=tokens,
         tflops_per_card=logged_flops(shape, strategy, release, operators) / seconds / strategy.world / 1e12,
         tokens_per_s_per_card=tokens / strategy.world,
@@ -171,7 +189,7 @@ def _active_flops(shape: ModelShape, strategy: Strategy) -> float:
 
 def iteration_seconds(shape: ModelShape, strategy: Strategy, hardware: Hardware, operators: Operators = USUAL) -> float:
     """The typical time alone, without the band."""
-    return _iteration(Case(shape, strategy, hardware, operators))[0]
+    return _iteration(Case(shape, strategy, hardware, operators)).total
 
 
 def chunk_passes(case: Case, stage: int) -> list[tuple[Pass, Pass]]:
@@ -213,7 +231,7 @@ def _layer(case: Case, mixture: bool) -> LayerTime:
     return layer_time(Case(case.shape, sharing, case.hardware, case.operators), mixture)
 
 
-def _iteration(case: Case) -> tuple[float, float, float, float, float]:
+def _iteration(case: Case) -> _Iteration:
     strategy = case.strategy
     layers = _layers(case)
     known: dict[ChunkLayers, Pass] = {}  # most stages are alike
@@ -230,9 +248,7 @@ def _iteration(case: Case) -> tuple[float, float, float, float, float]:
     fill = (sum(stage.total for stage in stages) - busiest.total) / strategy.chunks / case.operators.sequence_pieces
     gradients, step = end_of_iteration(case, busiest.total)
     microbatches = strategy.microbatches(case.shape.global_batch)
-    compute = microbatches * busiest.compute
-    waiting = microbatches * busiest.waiting + gradients
-    return compute + waiting + fill + step, compute, waiting, fill, step
+    return _Iteration(microbatches * busiest.compute, microbatches * busiest.waiting + gradients, fill, step)
 
 
 def end_of_iteration(case: Case, microbatch: float) -> tuple[float, float]:

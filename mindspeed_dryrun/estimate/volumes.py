@@ -42,24 +42,22 @@ class Volumes:
 
 def hidden_bytes(shape: ModelShape, strategy: Strategy) -> float:
     """The hidden states of a microbatch, whole, in 16 bits."""
-    return 2.0 * strategy.micro_batch * shape.seq / strategy.cp * shape.hidden
+    return 2.0 * strategy.tokens(shape.seq) * shape.hidden
 
 
 def ring_bytes(shape: ModelShape, strategy: Strategy) -> float:
     """A block of keys and values."""
-    tokens = strategy.micro_batch * shape.seq / strategy.cp
-    return 2.0 * tokens * shape.query_groups / strategy.tp * shape.head_dim * 2
+    return 2.0 * strategy.tokens(shape.seq) * shape.query_groups / strategy.tp * shape.head_dim * 2
 
 
 def all_to_all_bytes(shape: ModelShape, strategy: Strategy) -> float:
     """Queries, keys, values and the result, once through a layer."""
-    tokens = strategy.micro_batch * shape.seq / strategy.cp
-    return tokens * shape.head_dim * 2 * (2 * shape.heads + 2 * shape.query_groups) / strategy.tp
+    return strategy.tokens(shape.seq) * shape.head_dim * 2 * (2 * shape.heads + 2 * shape.query_groups) / strategy.tp
 
 
 def exchange_bytes(shape: ModelShape, strategy: Strategy) -> float:
     """A microbatch's tokens on the way to their experts, once for each of them; as much comes back."""
-    tokens = strategy.micro_batch * shape.seq / strategy.cp / (strategy.tp if strategy.sequence_parallel else 1)
+    tokens = strategy.tokens(shape.seq) / (strategy.tp if strategy.sequence_parallel else 1)
     return 2.0 * tokens * shape.experts.topk * shape.hidden if shape.experts else 0.0
 
 

@@ -66,6 +66,14 @@ class Catalogue:
             parts = text.split(comma)
             if len(parts) > 1 and all(self.knows(part, depth + 1) for part in parts):
                 return between.join(self.sentence(part, depth + 1) for part in parts)
+        if (said := self._filled(text, depth)) is not None:
+            return said
+        if "\n" in text:
+            return "\n".join(self.sentence(line, depth + 1) for line in text.split("\n"))
+        return text
+
+    def _filled(self, text: str, depth: int) -> str | None:
+        """A text that is made of a template, or of words of ours behind a place or a subject; None where it is not."""
         place, colon, rest = text.partition(": ")
         in_file = colon and _FILE.search(place)
         whole, part = self._matched(text), self._matched(rest) if in_file else None
@@ -80,9 +88,7 @@ class Catalogue:
         # FILE: what is wrong with it; rank 3: what to know of it; --flag: why not
         if colon and self._is_place(place, depth + 1) and (said := self.sentence(rest, depth + 1)) != rest:
             return f"{self._value(place, depth + 1)}：{said}"
-        if "\n" in text:
-            return "\n".join(self.sentence(line, depth + 1) for line in text.split("\n"))
-        return text
+        return None
 
     def _matched(self, text: str) -> tuple[_Template, tuple[str, ...]] | None:
         """The template with the most words of its own that the text can be, and what it has in its fields."""

@@ -14,7 +14,7 @@ from typing import Any
 
 from mindspeed_dryrun.errors import UsageError
 from mindspeed_dryrun.language import message
-from mindspeed_dryrun.launch.job import Job
+from mindspeed_dryrun.launch.job import Job, ShortRun
 from mindspeed_dryrun.launch.vocabularies import model_named
 from mindspeed_dryrun.megatron.arguments import override_args, pairs
 from mindspeed_dryrun.yaml_file import read_yaml
@@ -98,10 +98,10 @@ def problem(job: Job) -> str | None:
     )
 
 
-def short_args(job: Job, microbatches: str) -> tuple[tuple[str, ...], int, int]:
-    """(arguments, iterations, microbatches per iteration) of a short run, without data and weights."""
+def short_run(job: Job, microbatches: str) -> ShortRun:
+    """A short run without data and weights."""
     if problem(job):
-        return job.args, ITERATIONS, 1
+        return ShortRun(args=job.args, iterations=ITERATIONS, microbatches=1)
     settings = Fsdp2Settings.read(job)
     own = settings.number("training", "gradient_accumulation_steps", 1)
     count = own if microbatches == "all" else min(own, _ACCUMULATED)
@@ -116,7 +116,8 @@ def short_args(job: Job, microbatches: str) -> tuple[tuple[str, ...], int, int]:
         "--training.profile": "false",
     }
     args = override_args(job.args, [word for pair in changed.items() for word in pair])
-    return (str(settings.file), *args[1:]) if settings.sections else args, ITERATIONS, count
+    args = (str(settings.file), *args[1:]) if settings.sections else args
+    return ShortRun(args=args, iterations=ITERATIONS, microbatches=count)
 
 
 def notes(job: Job) -> tuple[str, ...]:

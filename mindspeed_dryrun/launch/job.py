@@ -126,6 +126,15 @@ class Job:
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class ShortRun:
+    """A job cut short: the fewest iterations and microbatches that reach the peak of the whole one."""
+
+    args: tuple[str, ...]  # the trainer's
+    iterations: int
+    microbatches: int  # per iteration
+
+
 def understand(call: CapturedCall, script: str, overrides: Sequence[str] = ()) -> Job:
     """The job behind a launcher call, or a `UsageError` with the numbers and the remedy."""
     arguments = Arguments(override_args(call.program_args, overrides))

@@ -32,20 +32,8 @@ OPTIONS = (
 )
 DEFAULT_WORKER_NUM = 8
 
-# A dry run opens no connection and places no process: these may be empty or hold a placeholder.
-_NOT_NEEDED = {
-    "master_addr",
-    "master_port",
-    "node_rank",
-    "log_dir",
-    "join",
-    "cluster_time_out",
-    "bind_core",
-    "bind_numa",
-    "rank_table_file",
-    "worker_log_name",
-    "tail_worker_log",
-}
+# A dry run opens no connection and places no process: the others may be empty or hold a placeholder.
+_NEEDED = ("worker_num", "local_worker_num", "sim_level", "sim_rank_id")
 _INTERPRETERS = {"python", "python3"}
 
 
@@ -71,7 +59,7 @@ def read_msrun_call(argv: Sequence[str], cwd: str, env: Mapping[str, str] | None
             if position < program_at and not is_flag(words[position]):
                 value = words[position]
                 position += 1
-            elif option in _NOT_NEEDED:
+            elif option not in _NEEDED:
                 notes.append(f"--{option} has no value (an empty variable in the script?); a dry run does not need it")
                 continue
             else:
@@ -137,7 +125,7 @@ def _option(flag: str) -> str:
 
 
 def _check_numbers(options: dict[str, str], notes: list[str]) -> None:
-    for name in ("worker_num", "local_worker_num", "sim_level", "sim_rank_id"):
+    for name in _NEEDED:
         if name not in options:
             continue
         try:

@@ -86,7 +86,7 @@ def state(patch: dict[str, Any]) -> str:
         if installed.mentions(*str(target).split(":")):
             module, _, attribute = str(target).partition(":")
             break
-    if not installed.has_module(module) or installed.has_attribute(module, attribute) is False:
+    if not installed.has_package(module) or installed.has_attribute(module, attribute) is False:
         return "target missing"
     known = patch["versions"]
     return "applies" if not known or installed.version(package) in known else "applies, version not known"

@@ -13,17 +13,17 @@ from pathlib import Path
 from typing import Any
 
 from mindspeed_dryrun import __version__
-from mindspeed_dryrun.engines.choice import NAMES
+from mindspeed_dryrun.engines.back_ends import NAMES
 from mindspeed_dryrun.engines.protocol import Engine
 from mindspeed_dryrun.errors import DryRunError, UsageError
 from mindspeed_dryrun.language import message
 from mindspeed_dryrun.launch import patch_catalogue as catalogue
 from mindspeed_dryrun.launch.captured_call import TORCHRUN
-from mindspeed_dryrun.launch.job import Job
+from mindspeed_dryrun.launch.job import Job, ShortRun
 from mindspeed_dryrun.launch.mock_inputs import dry_args
 from mindspeed_dryrun.launch.msrun_call import OPTIONS
 from mindspeed_dryrun.launch.rank_classes import RankClass, rank_classes
-from mindspeed_dryrun.launch.short_run import short_args
+from mindspeed_dryrun.launch.short_run import short_run
 from mindspeed_dryrun.launch.trainers import Trainer, choose_trainer, code_digest
 from mindspeed_dryrun.rank import activation as config
 from mindspeed_dryrun.record.environment import engine_environment
@@ -55,15 +55,6 @@ class RankTask:
         """What `job.json` keeps of it."""
         names = [item.name for item in dataclasses.fields(PlannedRank)]
         return PlannedRank(**{name: getattr(self, name) for name in names})
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data, for executors on other machines."""
-        return dataclasses.asdict(self) | {"represents": list(self.represents), "argv": list(self.argv)}
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> RankTask:
-        """The inverse of `to_json`."""
-        return cls(**{**data, "represents": tuple(data["represents"]), "argv": tuple(data["argv"])})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,8 +100,8 @@ class Plan:
 def make_plan(job: Job, spec: RunSpec, engine: Engine | None, timeout_s: float = DEFAULT_TIMEOUT_S) -> Plan:
     """The ranks to simulate and how. What stands in the way of running it is `problem`; `UsageError` for wrong options."""
     chosen = choose_trainer(job, spec.trainer)
-    args, iterations, count = short_args(job, spec.microbatches)
-    args, input_notes = dry_args(job, args)
+    short = short_run(job, spec.microbatches)
+    args, input_notes = dry_args(job, short.args)
     classes, checks = _with_checks(job, choose_ranks(job, spec.ranks), spec.check_classes)
     every_class = rank_classes(job)
     by_rank = {rank: item for item in every_class for rank in item.represents}
@@ -122,16 +113,16 @@ def make_plan(job: Job, spec: RunSpec, engine: Engine | None, timeout_s: float =
             class_rank=by_rank[item.rank].rank,
             why=item.why,
             argv=(sys.executable, "-m", "mindspeed_dryrun.rank", chosen.program, *args),
-            env=rank_environment(job, engine, chosen, item.rank, iterations, spec),
+            env=rank_environment(job, engine, chosen, item.rank, short.iterations, spec),
             timeout_s=timeout_s,
-            iterations=iterations,
+            iterations=short.iterations,
         )
         for item in classes
     )
     notes = [*(engine.notes if engine else ()), *job.notes, *chosen.notes, *input_notes]
     notes += _sample_notes(job, spec)
-    if job.is_megatron and count < job.microbatches:
-        notes.append(_of_a_short_run(job, iterations, count, chosen.keeps_checkpoints))
+    if job.is_megatron and short.microbatches < job.microbatches:
+        notes.append(_of_a_short_run(job, short, chosen.keeps_checkpoints))
     return Plan(
         job=job,
         spec=spec,
@@ -139,14 +130,15 @@ def make_plan(job: Job, spec: RunSpec, engine: Engine | None, timeout_s: float =
         trainer=chosen,
         tasks=tasks,
         classes=tuple(item.rank for item in every_class),
-        microbatches=count,
+        microbatches=short.microbatches,
         patches=tuple(catalogue.compile(extra=[Path(file) for file in spec.patch_files], engine=NAMES[job.back_end])),
         notes=tuple(notes),
         checks=checks,
     )
 
 
-def _of_a_short_run(job: Job, iterations: int, count: int, grows: bool) -> str:
+def _of_a_short_run(job: Job, short: ShortRun, grows: bool) -> str:
+    iterations, count = short.iterations, short.microbatches
     if grows:
         return message(
             f"{iterations} iterations of {count} microbatches are run (the job has {job.microbatches} in each): a longer run "

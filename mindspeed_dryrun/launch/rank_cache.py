@@ -15,7 +15,6 @@ import hashlib
 import io
 import json
 import os
-import shutil
 import tempfile
 import time
 import zipfile
@@ -27,8 +26,9 @@ from typing import TYPE_CHECKING, Any
 import mindspeed_dryrun
 from mindspeed_dryrun.cache import cache_root, private_folder
 from mindspeed_dryrun.errors import DryRunError
+from mindspeed_dryrun.files import json_text
 from mindspeed_dryrun.launch.trainers import EMBEDDED
-from mindspeed_dryrun.record.store import rank_folder
+from mindspeed_dryrun.record.store import place_files, rank_folder
 
 if TYPE_CHECKING:
     from mindspeed_dryrun.launch.plan import Plan, RankTask
@@ -75,8 +75,7 @@ class RankCache:
         key = self.key(task)
         if key is None:
             return False
-        entry, target = self.folder / f"{key}.zip", rank_folder(record, task.rank)
-        incoming = target.with_name(f".{target.name}.incoming")
+        entry = self.folder / f"{key}.zip"
         try:
             files = read_entry(entry)
             result = json.loads(files.pop("result.json"))
@@ -88,16 +87,9 @@ class RankCache:
                 "start": "cache",
                 "note": f"counted on {when} and reused; --no-cache counts it again",
             }
-            shutil.rmtree(incoming, ignore_errors=True)
-            files["result.json"] = json.dumps(result, indent=2, ensure_ascii=False).encode()
-            for name, content in files.items():
-                (incoming / name).parent.mkdir(parents=True, exist_ok=True)
-                (incoming / name).write_bytes(content)
-            shutil.rmtree(target, ignore_errors=True)
-            incoming.rename(target)
+            place_files({**files, "result.json": json_text(result).encode()}, rank_folder(record, task.rank))
             os.utime(entry)  # the last ones used stay
         except (OSError, ValueError, KeyError, TypeError, RecursionError, DryRunError):
-            shutil.rmtree(incoming, ignore_errors=True)
             return False
         return True
 

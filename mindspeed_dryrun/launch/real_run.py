@@ -10,7 +10,7 @@ from pathlib import Path
 from mindspeed_dryrun.engines.cann.real import npus
 from mindspeed_dryrun.errors import DryRunError, UsageError
 from mindspeed_dryrun.launch.job import Job
-from mindspeed_dryrun.launch.short_run import ITERATIONS, short_args
+from mindspeed_dryrun.launch.short_run import ITERATIONS, short_run
 from mindspeed_dryrun.megatron.arguments import override_args, without
 
 _ELSEWHERE = "Run the script on such a machine and compare its logs: mindspeed-dryrun compare MSRUN_LOG RECORD --labels real,dry"
@@ -42,5 +42,5 @@ def real_call(job: Job, msrun: str, logs: Path) -> list[str]:
     options = {name: value for name, value in job.launcher_options.items() if name not in ("sim_level", "sim_rank_id")}
     options.update(log_dir=str(logs), join="True")
     words = [word for name, value in options.items() for word in (f"--{name}", value)]
-    args = without(short_args(job, "all")[0], ["--save", "--tensorboard-dir"])
+    args = without(short_run(job, "all").args, ["--save", "--tensorboard-dir"])
     return [msrun, *words, job.program, *override_args(args, ["--train-iters", str(ITERATIONS + 1)])]

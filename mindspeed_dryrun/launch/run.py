@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mindspeed_dryrun import __version__
-from mindspeed_dryrun.engines.choice import engine_for
+from mindspeed_dryrun.engines.back_ends import engine_for
 from mindspeed_dryrun.engines.protocol import Engine
 from mindspeed_dryrun.errors import DryRunError, UsageError
 from mindspeed_dryrun.language import message

@@ -20,7 +20,7 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -64,11 +64,11 @@ def capture(
             copy = folder / "script.sh"
             copy.write_text(script_text.for_a_copy(changed), encoding="utf-8", errors="surrogateescape")
             command = ["bash", "-c", f'__dryrun_source=("$0"); . {shlex.quote(str(copy))}', str(script), *script_args]
-        calls, status, output = _run(command, folder, _environment(folder, exported, elsewhere))
+        ended = _run(command, folder, _environment(folder, exported, elsewhere))
         noted = {name: list(dict.fromkeys(_lines(folder / name))) for name in _LISTS}
-        calls = [_without_places(call, str(folder / "places")) for call in calls]
+        calls = [_without_places(call, str(folder / "places")) for call in ended.calls]
     if not calls:
-        raise why_no_call(script, status, output, noted)
+        raise why_no_call(script, ended.status, ended.output, noted)
     check_one_call(script, calls, noted)
     for name in elsewhere:
         if name not in noted["set"] and name not in exported:
@@ -109,8 +109,17 @@ def _environment(folder: Path, exported: Mapping[str, str], elsewhere: Mapping[s
     return env
 
 
-def _run(command: Sequence[str], folder: Path, env: Mapping[str, str]) -> tuple[list[dict[str, Any]], int | None, str]:
-    """Runs bash and all that it starts to the end, or to the time limit; (calls, exit status, output).
+@dataclass(frozen=True)
+class _Ended:
+    """A script that was run: the launcher calls that it made, its exit status (None at the time limit), its output."""
+
+    calls: list[dict[str, Any]]
+    status: int | None
+    output: str
+
+
+def _run(command: Sequence[str], folder: Path, env: Mapping[str, str]) -> _Ended:
+    """Runs bash and all that it starts to the end, or to the time limit.
 
     The guard ends the whole tree, however this process ends.
     """
@@ -148,7 +157,7 @@ def _run(command: Sequence[str], folder: Path, env: Mapping[str, str]) -> tuple[
     if outcome.get("ended") not in ("exit", "timeout") and len(calls) < 2:
         raise DryRunError("The process that watches the script was killed, most likely for lack of host memory. Run it again.")
     status = outcome["exit_status"] if outcome.get("ended") == "exit" else None
-    return calls, status, log.read_text(encoding="utf-8", errors="replace")
+    return _Ended(calls, status, log.read_text(encoding="utf-8", errors="replace"))
 
 
 def _script_environment(env: Mapping[str, str]) -> dict[str, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from mindspeed_dryrun.rank.activation import SHIM, VARIABLE, Activation
@@ -91,8 +91,3 @@ def _saved(environ: Mapping[str, str]) -> dict[str, str | None] | None:
 
 def _first(folder: Path | str, rest: str) -> str:
     return os.pathsep.join(part for part in (str(folder), rest) if part)
-
-
-def shell_activation(options: Sequence[str], patches: Path, python: str) -> Activation:
-    """What an activated shell tells the processes below."""
-    return Activation(options=tuple(options), patches=str(patches), python=python)

@@ -7,26 +7,26 @@ Microbatches: as many as fill the pipeline and let it turn over once.
 from __future__ import annotations
 
 from mindspeed_dryrun.launch import fsdp2
-from mindspeed_dryrun.launch.job import Job
+from mindspeed_dryrun.launch.job import Job, ShortRun
 from mindspeed_dryrun.megatron.arguments import override_args, without
 from mindspeed_dryrun.megatron.flags import with_tag
 
 ITERATIONS = 2
 
 
-def short_args(job: Job, microbatches: str = "auto") -> tuple[tuple[str, ...], int, int]:
-    """(arguments, iterations, microbatches per iteration). `all` keeps the job's own number of microbatches."""
+def short_run(job: Job, microbatches: str = "auto") -> ShortRun:
+    """How the job is run short. `all` keeps its own number of microbatches."""
     if job.is_fsdp2:
-        return fsdp2.short_args(job, microbatches)
+        return fsdp2.short_run(job, microbatches)
     if not job.is_megatron:
-        return job.args, 0, 0
+        return ShortRun(args=job.args, iterations=0, microbatches=0)
     count = job.microbatches if microbatches == "all" else min(job.microbatches, peak_microbatches(job))
     batch = count * job.micro_batch * job.parallel.dp
     args = override_args(
         without(job.args, with_tag("length")),
         ["--train-iters", str(ITERATIONS), "--global-batch-size", str(batch), "--eval-iters", "0"],
     )
-    return args, ITERATIONS, count
+    return ShortRun(args=args, iterations=ITERATIONS, microbatches=count)
 
 
 def peak_microbatches(job: Job) -> int:

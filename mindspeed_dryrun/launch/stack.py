@@ -19,6 +19,7 @@ from mindspeed_dryrun.errors import DryRunError, UsageError
 from mindspeed_dryrun.language import message
 from mindspeed_dryrun.launch.releases import RELEASES, TREES, Release, missing_trees, release_of
 
+CORE_MS = "MINDSPEED_CORE_MS_PATH"  # names the folder with the trees
 PYTHON = "python"  # the folder for packages, beside the trees
 ADDRESSES = {
     "MindSpeed-LLM": "https://gitcode.com/Ascend/MindSpeed-LLM",

@@ -15,13 +15,12 @@ from mindspeed_dryrun.errors import DryRunError, UsageError
 from mindspeed_dryrun.launch import fsdp2
 from mindspeed_dryrun.launch.job import Job
 from mindspeed_dryrun.launch.mock_inputs import dry_args
-from mindspeed_dryrun.launch.stack import PYTHON, missing_packages
+from mindspeed_dryrun.launch.stack import CORE_MS, PYTHON, missing_packages
 from mindspeed_dryrun.megatron import settings
 from mindspeed_dryrun.rank import installed, upstream_errors
 from mindspeed_dryrun.rank.confinement import kernel_confines
 
 EMBEDDED = "mindspeed_dryrun.rank.trainer"
-CORE_MS = "MINDSPEED_CORE_MS_PATH"
 # Where MindSpeed-Core-MS's auto_convert.sh puts the projects, and what shows that one is there.
 _PROJECTS = {"MindSpeed": "mindspeed/__init__.py", "Megatron-LM": "megatron/training/__init__.py"}
 _ADAPTERS = ("MSAdapter", "msadapter")
@@ -91,20 +90,12 @@ def _script_trainer(job: Job) -> Trainer:
     if not (job.is_megatron or job.is_fsdp2) or not (folder / "mindspeed_llm").is_dir():
         notes = () if kernel_confines() else (f"{program.name} is not Megatron's: {_NOT_CONFINED}",)
         return Trainer(kind="script", program=str(program), path=(str(folder),), notes=notes)
-    path, missing = [str(folder)], []
-    for project, sign in _PROJECTS.items():
-        found = _find_project(job, folder, project, sign)
-        if found is None:
-            missing.append(project)
-        elif found:
-            path.append(found)
+    found = {project: _find_project(job, folder, project, sign) for project, sign in _PROJECTS.items()}
+    missing = [project for project, place in found.items() if place is None]
+    path = [str(folder), *filter(None, found.values())]
     problem = f"{' and '.join(missing)} not found: set {CORE_MS} to the folder that holds them" if missing else None
-    if job.is_fsdp2:
-        problem = problem or fsdp2.problem(job)
-    if job.arguments.has_any(("--qlora", "--qlora-nf4")):
-        problem = problem or _QLORA
+    problem = problem or _not_counted(job, folder)
     if job.back_end == "mindspore":
-        problem = problem or (upstream_errors.broken_tree(folder) or "").rstrip(".") or None
         try:
             path += _find_adapter(job, folder) or engine_path()
         except DryRunError as error:
@@ -112,12 +103,26 @@ def _script_trainer(job: Job) -> Trainer:
     root = _core_ms(job.env)
     if root and (root / PYTHON).is_dir():
         path.append(str(root / PYTHON))
-    lacking = [name for name in missing_packages(root) if name.split("==")[0] in _PACKAGES]
-    if lacking and not problem:
-        problem = f"it imports {' and '.join(lacking)}, not installed: pip install {' '.join(lacking)}"
+    problem = problem or _lacks_packages(root)
     keeps = _keeps_checkpoints(job, folder)
     notes = (_COLLECTOR,) if keeps else ()
     return Trainer(kind="script", program=str(program), path=tuple(path), problem=problem, notes=notes, keeps_checkpoints=keeps)
+
+
+def _lacks_packages(root: Path | None) -> str | None:
+    lacking = [name for name in missing_packages(root) if name.split("==")[0] in _PACKAGES]
+    problem = f"it imports {' and '.join(lacking)}, not installed: pip install {' '.join(lacking)}"
+    return problem if lacking else None
+
+
+def _not_counted(job: Job, folder: Path) -> str | None:
+    """Why this trainer cannot be counted with these arguments, or in this release, whatever is installed."""
+    if job.is_fsdp2 and (problem := fsdp2.problem(job)):
+        return problem
+    if job.arguments.has_any(("--qlora", "--qlora-nf4")):
+        return _QLORA
+    broken = upstream_errors.broken_tree(folder) if job.back_end == "mindspore" else None
+    return broken and broken.rstrip(".")
 
 
 def _keeps_checkpoints(job: Job, folder: Path) -> bool:

@@ -24,6 +24,10 @@ class ExpertShape:
     every: int = 1  # each n-th layer behind them is a mixture
     capacity: float | None = None  # times an even load that an expert takes at most; None: all tokens that come
 
+    def in_layer(self, layer: int) -> bool:
+        """Whether a layer (from 0, as Megatron counts it) is a mixture."""
+        return layer >= self.dense_in_front and layer % self.every == 0
+
 
 @dataclass(frozen=True, kw_only=True)
 class LatentShape:
@@ -93,8 +97,7 @@ class ModelShape:
 
     def is_mixture(self, layer: int) -> bool:
         """Whether a layer (from 0, as Megatron counts it) holds experts."""
-        experts = self.experts
-        return experts is not None and layer >= experts.dense_in_front and layer % experts.every == 0
+        return self.experts is not None and self.experts.in_layer(layer)
 
     @property
     def vocabulary_parameters(self) -> int:

@@ -185,6 +185,24 @@ def _refuse_unmodelled(given: TrainerFlags) -> None:
             f"--attention-dropout {given.attention_dropout:g} with fused attention fails in MSAdapter's operator, which gets no "
             "drop mask: set --attention-dropout 0."
         )
+    _refuse_packed(given)
+    if given.sliding_window is not None and (given.stage or given.context_parallel_size > 1 or not given.use_flash_attn):
+        raise UsageError(
+            "--sliding-window is modelled in pretraining with --use-flash-attn and without context parallelism only."
+        )
+    _refuse_sliced_logits(given)
+    _refuse_swapping(given)
+    _refuse_experts(given)
+    _refuse_prediction(given)
+    _refuse_latent_attention(given)
+    _refuse_adapters(given)
+    _refuse_preference(given)
+    if given.use_ascend_coc and not given.coc_fused_kernel:
+        raise UsageError("--use-ascend-coc is modelled with --coc-fused-kernel only.")
+
+
+def _refuse_packed(given: TrainerFlags) -> None:
+    """Several documents in a sample, and the masks that keep them apart."""
     packed = given.reset_position_ids or given.reset_attention_mask
     ring = given.context_parallel_size > 1 and given.context_parallel_algo == "megatron_cp_algo"
     general = given.attention_mask_type == "general"
@@ -200,19 +218,6 @@ def _refuse_unmodelled(given: TrainerFlags) -> None:
         )
     if given.neat_pack and not packed:
         raise UsageError("--neat-pack needs --reset-attention-mask (--reset-position-ids up to 2.2.0).")
-    if given.sliding_window is not None and (given.stage or given.context_parallel_size > 1 or not given.use_flash_attn):
-        raise UsageError(
-            "--sliding-window is modelled in pretraining with --use-flash-attn and without context parallelism only."
-        )
-    _refuse_sliced_logits(given)
-    _refuse_swapping(given)
-    _refuse_experts(given)
-    _refuse_prediction(given)
-    _refuse_latent_attention(given)
-    _refuse_adapters(given)
-    _refuse_preference(given)
-    if given.use_ascend_coc and not given.coc_fused_kernel:
-        raise UsageError("--use-ascend-coc is modelled with --coc-fused-kernel only.")
 
 
 def _refuse_sliced_logits(given: TrainerFlags) -> None:

@@ -1,5 +1,5 @@
-"""Puts threads of MindSpore's to sleep where they would spin: those of callbacks (`cann/pause.py` has made the library
-for it), and those of the actors."""
+"""Puts threads of MindSpore's to sleep where they would spin: those of callbacks (`engines/mindspore/callback_pause.py`
+makes the library for it), and those of the actors."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from mindspeed_dryrun.rank import activation as config
 
-MINDSPORE, TORCH_NPU = "mindspore", "torch_npu"
+TORCH_NPU = "torch_npu"
 
 
 class RankEngine(Protocol):

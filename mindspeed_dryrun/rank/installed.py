@@ -13,12 +13,7 @@ from pathlib import Path
 
 
 def has_package(name: str) -> bool:
-    """Whether the package that a patch belongs to is on the path (or already imported)."""
-    return name in sys.modules or _find(name) is not None
-
-
-def has_module(name: str) -> bool:
-    """Whether a module is on the path (or already imported)."""
+    """Whether a package, or a module of one, is on the path (or already imported)."""
     return name in sys.modules or _find(name) is not None
 
 
@@ -160,7 +155,7 @@ def mentions(module: str, path: str) -> bool:
 
     A look at the text: a rank asks this of every target before it starts, and parsing them would take a second.
     """
-    if not has_module(module):
+    if not has_package(module):
         return False
     file = origin(module)
     if file is None:

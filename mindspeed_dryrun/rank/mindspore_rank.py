@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mindspeed_dryrun.errors import DryRunError
-from mindspeed_dryrun.rank import callback_pause as pause
-from mindspeed_dryrun.rank import patcher
+from mindspeed_dryrun.rank import callback_pause, patcher
 from mindspeed_dryrun.rank.activation import ERROR_PREFIX
 from mindspeed_dryrun.rank.handlers import graph_mode
 from mindspeed_dryrun.rank.patch_calls import ALWAYS
@@ -33,7 +32,7 @@ def check_simulation() -> None:
 
 def prepare() -> None:
     """Threads that do not spin, and a question to MindSpore itself as soon as it is there."""
-    pause.load()
+    callback_pause.load()
     patcher.when_imported("mindspore", _stop_unless_simulated)
     if ALWAYS not in sys.argv:  # Megatron's jobs are not compiled into graphs
         patcher.when_imported("mindspore", graph_mode.enough_threads)

@@ -1,6 +1,6 @@
 """Applies patches to modules when they are imported, everywhere the old object is bound, and takes them back.
 
-A patch is a plain dictionary (see `catalogue.py` for its fields); this module runs inside a training worker and is
+A patch is a plain dictionary (see `launch/patch_catalogue.py` for its fields); this module runs inside a training worker and is
 standard library only. `install` is idempotent; `undo` leaves every attribute the object it was.
 
 Patches of functions that MindSpeed's own patch manager also patches go on top of it: whenever the manager applies or
@@ -152,7 +152,7 @@ def drift(patch: Patch) -> DriftError | None:
         return None
     patch = _resolved(patch)
     module, attribute = target_of(patch)
-    if not installed.has_module(module):
+    if not installed.has_package(module):
         return _drift(patch, f"there is no module {module}")
     return None if installed.mentions(module, attribute) else _drift(patch, f"{module} has no {attribute}")
 

@@ -19,14 +19,15 @@ import itertools
 import json
 import os
 import re
+import shutil
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mindspeed_dryrun.errors import DryRunError, UsageError
-from mindspeed_dryrun.files import cannot_write, write_text
+from mindspeed_dryrun.files import cannot_write, json_text, write_text
 from mindspeed_dryrun.record.model import EngineSummary
 from mindspeed_dryrun.record.run_spec import JobFile, PlannedRank
 
@@ -168,6 +169,20 @@ def rank_folder(record: Path, rank: int) -> Path:
     return record / "ranks" / f"{rank:05d}"
 
 
+def place_files(files: Mapping[str, bytes], folder: Path) -> None:
+    """Files by name into a rank's folder, which appears as a whole; an `OSError` leaves nothing of it."""
+    incoming = folder.with_name(f".{folder.name}.incoming")
+    shutil.rmtree(incoming, ignore_errors=True)
+    try:
+        for name, content in files.items():
+            (incoming / name).parent.mkdir(parents=True, exist_ok=True)
+            (incoming / name).write_bytes(content)
+        shutil.rmtree(folder, ignore_errors=True)
+        incoming.rename(folder)
+    finally:
+        shutil.rmtree(incoming, ignore_errors=True)
+
+
 def folder_name(text: str) -> str:
     """A name that is safe as a folder's."""
     return re.sub(r"[^A-Za-z0-9._+=-]+", "_", text).strip("_")[:60] or "variant"
@@ -195,7 +210,7 @@ def read_json_of_user(path: Path) -> Any:
 
 def write_json(path: Path, data: Any) -> None:
     """JSON, whole or not at all."""
-    write_text(path, json.dumps(data, indent=2, ensure_ascii=False) + "\n")
+    write_text(path, json_text(data))
 
 
 def _is_free(path: Path) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mindspeed_dryrun.errors import UsageError
+from mindspeed_dryrun.files import json_text
 from mindspeed_dryrun.record.model import Report
 
 FORMATS = ("table", "json", "csv", "markdown", "html")
@@ -15,9 +16,7 @@ def render(report: Report, format: str) -> str:
 
         return table.render(report)
     if format == "json":
-        from mindspeed_dryrun.report import as_json
-
-        return as_json.render(report)
+        return json_text(report.to_json())
     if format == "csv":
         from mindspeed_dryrun.report import as_csv
 

@@ -122,14 +122,9 @@ def curve(iteration: Iteration, peak_time: int, peak_bytes: int) -> CurveChart |
         grid=tuple((round(y(mb * 2**20) / HEIGHT * 100, 2), mb) for mb in _grid(int(top) // 2**20)),
         label=t(
             f"Used memory over iteration {iteration.number}, from {points[0][2] // 2**20}M to the peak of "
-            f"{peak_bytes // 2**20}M, {view_percent(peak_time, first, last)} of the way through."
+            f"{peak_bytes // 2**20}M, {100 * (peak_time - first) / (last - first):.0f}% of the way through."
         ),
     )
-
-
-def view_percent(time: int, first: int, last: int) -> str:
-    """How far into the iteration, in whole percent."""
-    return f"{100 * (time - first) / (last - first):.0f}%"
 
 
 _BAND_NAMES = {"forward": "F", "backward": "B", "step": "step"}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,6 +12,7 @@ from typing import Any
 
 from mindspeed_dryrun.devices.device import Device
 from mindspeed_dryrun.errors import UsageError
+from mindspeed_dryrun.files import json_text
 from mindspeed_dryrun.language import message, t, width
 from mindspeed_dryrun.record.criteria import Criteria
 from mindspeed_dryrun.record.model import EngineSummary, RankReport, Report, Status
@@ -75,6 +75,23 @@ class Comparison:
     worst: RankPair
     worst_ranks: tuple[int | None, int | None]
     differences: tuple[Difference, ...]
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """One row of published figures: both runs, and the difference."""
+
+    name: str
+    runs: tuple[Run, Run]
+    found: Comparison
+
+
+@dataclass(frozen=True)
+class PublishedFigures:
+    """A file of published A/B figures."""
+
+    title: str
+    scenarios: tuple[Scenario, ...]
 
 
 def compare(a: Run, b: Run) -> Comparison:
@@ -184,22 +201,22 @@ def render_json(found: Comparison) -> str:
         "ranks": [plain(pair) for pair in found.ranks],
         "differences": [{"kind": d.kind, "name": d.name, "a": d.a, "b": d.b} for d in found.differences],
     }
-    return json.dumps(data, indent=2, ensure_ascii=False) + "\n"
+    return json_text(data)
 
 
-def read_published(path: Path) -> tuple[str, tuple[str, str], list[tuple[str, Comparison, Report, Report]]]:
-    """A file of published A/B figures: its title, its labels and one comparison per scenario."""
+def read_published(path: Path) -> PublishedFigures:
+    """A file of published A/B figures, each scenario compared."""
     data = read_json_of_user(path)
     try:
         labels = (str(data["labels"][0]), str(data["labels"][1]))
         found = []
         for pair in data["pairs"]:
-            a, b = (_one_rank(pair[side]) for side in ("a", "b"))
-            runs = [
-                Run(label=label, report=report, flags={}, environment={}) for label, report in zip(labels, (a, b), strict=True)
-            ]
-            found.append((str(pair["scenario"]), compare(*runs), a, b))
-        return str(data["title"]), labels, found
+            a, b = (
+                Run(label=label, report=_one_rank(pair[side]), flags={}, environment={})
+                for label, side in zip(labels, ("a", "b"), strict=True)
+            )
+            found.append(Scenario(str(pair["scenario"]), (a, b), compare(a, b)))
+        return PublishedFigures(str(data["title"]), tuple(found))
     except (ValueError, KeyError, TypeError, IndexError, OverflowError):
         raise UsageError(
             f"{path} is not a file of A/B figures: it needs a title, two labels, and pairs with a scenario and the sides a and b."
@@ -208,18 +225,18 @@ def read_published(path: Path) -> tuple[str, tuple[str, str], list[tuple[str, Co
 
 def render_published(path: Path) -> str:
     """The published table, 80 columns: for each scenario both runs and the difference."""
-    title, labels, found = read_published(path)
+    published = read_published(path)
     body = []
-    for scenario, pair, a, b in found:
-        for label, report in zip(labels, (a, b), strict=True):
-            rank = report.ranks[0]
+    for scenario in published.scenarios:
+        for name, run in zip((scenario.name, ""), scenario.runs, strict=True):
+            rank = run.report.ranks[0]
             figures = (rank.device_total_mb, rank.usable_mb, rank.used_peak_mb, rank.actual_peak_mb)
-            body.append([scenario if report is a else "", view.clean(label), *(view.mb(value) for value in figures)])
-        worst = pair.worst
+            body.append([name, view.clean(run.label), *(view.mb(value) for value in figures)])
+        worst = scenario.found.worst
         used = _difference(worst.used_diff_mb, worst.a_used_mb)
         body.append(["", t("difference"), "", "", used, _difference(worst.actual_diff_mb, worst.a_actual_mb)])
     head = ["scenario", "run", "device", "usable", "used peak", "with fragments"]
-    return "\n".join([*textwrap.wrap(view.clean(title), 80), "", *columns(head, body, left=(0, 1))]) + "\n"
+    return "\n".join([*textwrap.wrap(view.clean(published.title), 80), "", *columns(head, body, left=(0, 1))]) + "\n"
 
 
 def _one_rank(figures: Mapping[str, int]) -> Report:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import BaseLoader, Environment, PackageLoader, StrictUndefined
 
 from mindspeed_dryrun import __version__
 from mindspeed_dryrun.language import current, t
@@ -52,18 +52,19 @@ def page(
 
 def from_template(name: str, **values: Any) -> str:
     """A template of `templates/`, everything in it escaped."""
-    environment = Environment(
-        loader=PackageLoader("mindspeed_dryrun.report", "templates"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["clean"] = view.clean
-    environment.filters["mb"] = lambda size_bytes: f"{size_bytes / 2**20:.0f}M"
-    environment.globals.update(t=t, language={"zh": "zh-CN"}.get(current(), "en"), plural=view.plural)
-    environment.globals.update(mb=view.mb, ranges=view.ranges, percent=view.percent, shorten=view.shorten)
-    return environment.get_template(name).render(version=__version__, **values)
+    language = {"zh": "zh-CN"}.get(current(), "en")
+    return environment(TEMPLATES).get_template(name).render(version=__version__, language=language, **values)
+
+
+TEMPLATES = PackageLoader("mindspeed_dryrun.report", "templates")
+
+
+def environment(loader: BaseLoader) -> Environment:
+    """What templates can use. Everything that is put into one is escaped."""
+    made = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, loader=loader)
+    made.filters.update(clean=view.clean, mb=lambda size_bytes: f"{size_bytes / 2**20:.0f}M")
+    made.globals.update(t=t, plural=view.plural, mb=view.mb, ranges=view.ranges, percent=view.percent, shorten=view.shorten)
+    return made
 
 
 def explanation_to_show(report: Report, explained: Mapping[int, Explanation]) -> Explanation | None:

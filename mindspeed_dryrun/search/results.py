@@ -16,6 +16,7 @@ from mindspeed_dryrun.estimate.time_model import Estimate, estimate, trust
 from mindspeed_dryrun.files import write_output, write_text
 from mindspeed_dryrun.language import message, t
 from mindspeed_dryrun.megatron.model_shape import ModelShape
+from mindspeed_dryrun.record.store import write_json
 from mindspeed_dryrun.report import strategy_page as page
 from mindspeed_dryrun.report.text import duration, table
 from mindspeed_dryrun.report.view import Headline
@@ -218,7 +219,7 @@ def strategy_json(winner: Candidate, shape: ModelShape, guess: Estimate, budget_
             "stages": [dataclasses.asdict(peak) for peak in measurement.stages.values()] if measurement else [],
         },
         "communication": communication(winner, shape),
-        "predicted": {name: round(value, 4) for name, value in dataclasses.asdict(guess).items()},
+        "predicted": guess.figures(),
         "trainer_args": list(strategy.arguments()),
         "conversion_args": list(strategy.conversion_arguments()),
     }
@@ -259,7 +260,7 @@ def write_results(
         strategy_json(other, shape, estimate(shape, other.strategy, hardware, operators=other.operators), result.budget_mb)
         for other in result.winners[1:]
     ]
-    write_text(folder / "strategy.json", json.dumps(data, indent=2, ensure_ascii=False) + "\n")
+    write_json(folder / "strategy.json", data)
     target = folder / plan.script.name
     write_script(target, plan.script, best.strategy, plan.cards_per_node, plan.sets, plan.args)
     write_text(folder / "convert_args.txt", " ".join(best.strategy.conversion_arguments()) + "\n")

@@ -11,7 +11,7 @@ from typing import Any
 
 from mindspeed_dryrun.estimate.stage_parts import keeps_mixtures
 from mindspeed_dryrun.estimate.strategy import DEFAULT_DISPATCHER, HYBRID, OLD_DISPATCHER, Recompute, Strategy
-from mindspeed_dryrun.megatron.layout import RING, ULYSSES
+from mindspeed_dryrun.megatron.layout import RING, ULYSSES, spread
 from mindspeed_dryrun.megatron.model_shape import ModelShape
 
 # How many layers an uneven split may move away from the first and from the last stage.
@@ -215,7 +215,7 @@ def _plain_splits(layers: int, pp: int, uneven: bool) -> Iterator[tuple[tuple[in
             middle = layers - first - last
             if min(first, last, middle if pp > 2 else 1) < 1 or (pp == 2 and middle):
                 continue
-            counts = [first, *_even(middle, pp - 2), last] if pp > 2 else [first, last]
+            counts = [first, *spread(middle, pp - 2), last] if pp > 2 else [first, last]
             if min(counts) >= 1:
                 yield tuple((count,) for count in counts)
     if pp == 2:
@@ -223,12 +223,6 @@ def _plain_splits(layers: int, pp: int, uneven: bool) -> Iterator[tuple[tuple[in
             last = layers // 2 - fewer_last
             if last >= 1:
                 yield ((layers - last,), (last,))
-
-
-def _even(layers: int, stages: int) -> list[int]:
-    """As even as can be; the later stages, which hold fewer microbatches, get the larger share."""
-    small, more = divmod(layers, stages)
-    return [small + (index >= stages - more) for index in range(stages)]
 
 
 def _interleaved(pp: int, chunks: int, slots: int, empty: int) -> tuple[tuple[int, ...], ...]:

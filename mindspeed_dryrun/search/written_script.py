@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from mindspeed_dryrun.estimate.strategy import Strategy, decided_flags
+from mindspeed_dryrun.files import write_text
 from mindspeed_dryrun.launch.exported_script import with_arguments
 from mindspeed_dryrun.megatron.arguments import pairs, without
 
@@ -42,7 +43,5 @@ def write_script(
     text = script.read_bytes().decode("utf-8", "surrogateescape")
     written = script_with(text, strategy, cards_per_node, sets, args, script)
     target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = target.with_name(f".{target.name}.part")
-    temporary.write_bytes(written.encode("utf-8", "surrogateescape"))
-    temporary.chmod(0o755)
-    temporary.replace(target)
+    write_text(target, written)
+    target.chmod(0o755)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from mindspeed_dryrun.launch.captured_call import CapturedCall
 from mindspeed_dryrun.launch.job import Job, understand
 from mindspeed_dryrun.launch.script import capture
 from mindspeed_dryrun.launch.script_text import assignments
-from mindspeed_dryrun.megatron.arguments import override_args, without
+from mindspeed_dryrun.megatron.arguments import override_args, pairs, without
 from mindspeed_dryrun.megatron.flags import FLAGS, Flag
 from mindspeed_dryrun.units import parse_size_mb
 
@@ -122,6 +122,11 @@ class Subject:
         except UsageError as error:
             return str(error).removeprefix(f"{self.script}: ")
         return None
+
+
+def as_patch(words: Sequence[str]) -> Patch:
+    """Trainer arguments as the page changes them."""
+    return {name: values[0] if values else "" for name, values in pairs(words)}
 
 
 def read_choice(data: Any, subject: Subject) -> Choice:

@@ -6,31 +6,19 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
+from jinja2 import ChoiceLoader, Environment, PackageLoader
 
 from mindspeed_dryrun import __version__
 from mindspeed_dryrun.language import speaking, t
-from mindspeed_dryrun.megatron.arguments import pairs
-from mindspeed_dryrun.report import charts, strategy_page, view
+from mindspeed_dryrun.report import charts, html, strategy_page, view
+from mindspeed_dryrun.studio.choices import as_patch
 from mindspeed_dryrun.studio.session import Try
 from mindspeed_dryrun.studio.words import words
 
 
 @functools.cache
 def _environment() -> Environment:
-    environment = Environment(
-        loader=ChoiceLoader(
-            [PackageLoader("mindspeed_dryrun.studio", "page"), PackageLoader("mindspeed_dryrun.report", "templates")]
-        ),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["clean"] = view.clean
-    environment.filters["mb"] = lambda size_bytes: f"{size_bytes / 2**20:.0f}M"
-    environment.globals.update(mb=view.mb, percent=view.percent, t=t)
-    return environment
+    return html.environment(ChoiceLoader([PackageLoader("mindspeed_dryrun.studio", "page"), html.TEMPLATES]))
 
 
 def render(template: str, language: str, **values: Any) -> str:
@@ -65,15 +53,10 @@ def _result(one: Try, language: str, pinned: Try | None) -> str:
         errors=view.errors(view.rows(report)) if report else [],
         explained=shown,
         curve=charts.curve(shown.iteration, shown.peak_time, shown.peak_bytes) if shown else None,
-        levers=[(lever, lever_patch(lever.flags)) for lever in one.levers],
+        levers=[(lever, as_patch(lever.flags)) for lever in one.levers],
         pinned=pinned if pinned and pinned.number != one.number else None,
         notes=[note for note in report.notes if "reused" in note] if report else [],
     )
-
-
-def lever_patch(flags: Sequence[str]) -> dict[str, str]:
-    """The flags of a proposal as the page changes them."""
-    return {name: values[0] if values else "" for name, values in pairs(flags)}
 
 
 def verdict_key(one: Try) -> str:

@@ -36,7 +36,7 @@ from mindspeed_dryrun.record.run_spec import RunSpec
 from mindspeed_dryrun.record.store import folder_name
 from mindspeed_dryrun.report.explain import Explanation, explain_ranks
 from mindspeed_dryrun.search.measure import Measurement, read_measurement
-from mindspeed_dryrun.studio.choices import Choice, Subject
+from mindspeed_dryrun.studio.choices import Choice, Subject, as_patch
 from mindspeed_dryrun.sweep.sweep import predict
 from mindspeed_dryrun.units import parse_size_mb
 
@@ -284,7 +284,7 @@ class Session:
             self.tell("search", {"state": "stopped" if stopped else "none", "text": _STOPPED if stopped else _NONE_FITS})
 
     def _measure(self, choice: Choice, job: Job, layers: int, strategy: Strategy, stages: Collection[int] | None) -> Measurement:
-        wanted = choice.changed({**dict.fromkeys(decided_flags(strategy)), **_patch(strategy)})
+        wanted = choice.changed({**dict.fromkeys(decided_flags(strategy)), **as_patch(strategy.arguments())})
         try:
             tried = changed(dataclasses.replace(job, arguments=Arguments(apply(job.args, strategy))), ())
             report, record = dry_run_beside(
@@ -313,10 +313,6 @@ class Session:
                 by_search=True,
             )
         self.tell("try", {"number": number, "state": "done", "by_search": True})
-
-
-def _patch(strategy: Strategy) -> dict[str, str | None]:
-    return {name: words[0] if words else "" for name, words in pairs(strategy.arguments())}
 
 
 def name_of(job: Job) -> str:

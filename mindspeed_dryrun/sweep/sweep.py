@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import signal
 import threading
 import time
@@ -16,19 +14,16 @@ from typing import Any
 
 from mindspeed_dryrun.devices.hardware import Hardware
 from mindspeed_dryrun.errors import DryRunError
-from mindspeed_dryrun.estimate.operators import read_operators
-from mindspeed_dryrun.estimate.strategy import read_strategy
-from mindspeed_dryrun.estimate.time_model import NEWEST, Estimate, Release, estimate
+from mindspeed_dryrun.estimate.time_model import NEWEST, Estimate, Release, predict_time
 from mindspeed_dryrun.files import write_text
 from mindspeed_dryrun.language import message, t
 from mindspeed_dryrun.launch.executors import Interrupted
 from mindspeed_dryrun.launch.executors.local import ending_on_signals
 from mindspeed_dryrun.launch.job import Job
 from mindspeed_dryrun.launch.run import read_job
-from mindspeed_dryrun.megatron.model_shape import read_shape
 from mindspeed_dryrun.record.model import Report
 from mindspeed_dryrun.record.run_spec import RunSpec
-from mindspeed_dryrun.record.store import folder_name
+from mindspeed_dryrun.record.store import folder_name, write_json
 from mindspeed_dryrun.report import strategy_page as page
 from mindspeed_dryrun.report.text import table
 from mindspeed_dryrun.report.view import Headline
@@ -83,7 +78,7 @@ class VariantResult:
             "ranks": report.get("ranks", []),
             "seconds": round(self.seconds, 1),
             "error": self.error,
-            "predicted": _estimate_json(self.estimate),
+            "predicted": self.estimate.figures() if self.estimate else None,
         }
 
 
@@ -97,8 +92,7 @@ def predict(job: Job, hardware: Hardware | None, release: Release = NEWEST) -> E
     if hardware is None:
         return None
     try:
-        shape = read_shape(job.args)
-        return estimate(shape, read_strategy(job.args, job.world_size), hardware, release, read_operators(job.args))
+        return predict_time(job.args, job.world_size, hardware, release)
     except DryRunError:
         return None
 
@@ -174,7 +168,7 @@ class Sweep:
     def save(self) -> None:
         """Writes the record of records."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        write_text(self.folder / "sweep.json", json.dumps(to_json(self.rows), indent=2, ensure_ascii=False) + "\n")
+        write_json(self.folder / "sweep.json", to_json(self.rows))
         write_text(self.folder / "sweep.html", to_html(self.plan, self.rows))
 
 
@@ -269,9 +263,3 @@ def _verdict(rows: Sequence[VariantResult]) -> Headline:
 
 def _by_stage(report: Report) -> str:
     return " ".join(f"{peak.used_mb}/{peak.actual_mb}" for peak in report.stage_peaks.values())
-
-
-def _estimate_json(guess: Estimate | None) -> dict[str, float] | None:
-    if guess is None:
-        return None
-    return {name: round(value, 4) for name, value in dataclasses.asdict(guess).items()}

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from mindspeed_dryrun.launch.job import Job, understand
 from mindspeed_dryrun.launch.msrun_call import read_msrun_call
 from mindspeed_dryrun.launch.rank_classes import rank_classes
-from mindspeed_dryrun.launch.short_run import short_args
+from mindspeed_dryrun.launch.short_run import short_run
 
 
 def job(tp: int = 1, pp: int = 1, cp: int = 1, dp: int = 1, extra: str = "") -> Job:
@@ -69,14 +69,14 @@ def test_words_say_what_sets_a_class_apart() -> None:
 )  # fmt: skip
 def test_short_runs(kwargs: dict[str, object], microbatches: int) -> None:
     found = job(dp=2, **kwargs)  # type: ignore[arg-type]
-    args, iterations, count = short_args(found)
-    assert (iterations, count) == (2, microbatches)
-    assert args[args.index("--global-batch-size") + 1] == str(2 * 2 * microbatches)
-    assert short_args(found, "all")[2] == 32
+    short = short_run(found)
+    assert (short.iterations, short.microbatches) == (2, microbatches)
+    assert short.args[short.args.index("--global-batch-size") + 1] == str(2 * 2 * microbatches)
+    assert short_run(found, "all").microbatches == 32
 
 
 def test_short_runs_drop_what_counts_beyond_them() -> None:
     found = job(extra="--lr-warmup-iters 500 --lr-decay-iters 10000 --train-samples 64000 --rampup-batch-size 2 2 100")
-    args, _, _ = short_args(found)
+    args = short_run(found).args
     assert "--train-iters" in args
     assert not {"--lr-warmup-iters", "--lr-decay-iters", "--train-samples", "--rampup-batch-size"} & set(args)

@@ -12,7 +12,7 @@ from mindspeed_dryrun.launch.job import Job, understand
 from mindspeed_dryrun.launch.msrun_call import read_msrun_call
 from mindspeed_dryrun.launch.plan import make_plan
 from mindspeed_dryrun.launch.rank_classes import rank_classes
-from mindspeed_dryrun.launch.short_run import short_args
+from mindspeed_dryrun.launch.short_run import short_run
 from mindspeed_dryrun.record.run_spec import RunSpec
 
 CORPUS = Path(__file__).parents[1] / "corpus" / "msrun_calls.jsonl"
@@ -89,9 +89,9 @@ def test_one_class_holds_one_stage(call: dict[str, object]) -> None:
 @pytest.mark.parametrize("call", TRAINING, ids=name)
 def test_a_short_run_keeps_the_layout(call: dict[str, object]) -> None:
     job = job_of(call)
-    args, iterations, microbatches = short_args(job)
-    short = understand(read_msrun_call([*_msrun_words(job), "pretrain_gpt.py", *args], "/nowhere"), job.script)
-    assert iterations == 2 and short.microbatches == microbatches <= job.microbatches
+    cut = short_run(job)
+    short = understand(read_msrun_call([*_msrun_words(job), "pretrain_gpt.py", *cut.args], "/nowhere"), job.script)
+    assert cut.iterations == 2 and short.microbatches == cut.microbatches <= job.microbatches
     assert short.parallel == job.parallel and short.stage_layers == job.stage_layers
 
 

@@ -45,7 +45,7 @@ def test_the_release_and_what_is_missing_are_shown(mocker, tmp_path: Path) -> No
         (tmp_path / tree / package).mkdir(parents=True)
     (tmp_path / "MindSpeed-LLM" / "setup.py").write_text("__version__ = '2.3.0'\n")
     mocker.patch.object(checks, "missing_packages", return_value=["scikit-learn", "networkx"])
-    environ = {checks.CORE_MS_VARIABLE: str(tmp_path)}
+    environ = {checks.CORE_MS: str(tmp_path)}
     found = {check.name: check for check in checks.upstream(environ)}
     assert (found["Upstream release"].found, found["Upstream release"].state) == ("2.3.0", "ok")
     assert found["MindSpeed"].wanted == "2.3.0_core_r0.12.1" and found["MindSpeed"].state == "ok"
@@ -55,7 +55,7 @@ def test_the_release_and_what_is_missing_are_shown(mocker, tmp_path: Path) -> No
 
 
 def test_a_variable_that_names_no_folder_is_wrong(tmp_path: Path) -> None:
-    (found,) = checks.upstream({checks.CORE_MS_VARIABLE: str(tmp_path / "nowhere")})
+    (found,) = checks.upstream({checks.CORE_MS: str(tmp_path / "nowhere")})
     assert found.state == "wrong" and "nowhere is not a directory" in found.found
 
 

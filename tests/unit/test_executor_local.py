@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -272,17 +273,16 @@ def test_two_launches_do_not_run_the_same_rank(record: Path) -> None:
 
 @pytest.mark.parametrize("killed", [False, True])
 def test_a_temporary_record_does_not_outlive_its_launcher(tmp_path: Path, killed: bool) -> None:
-    file = tmp_path / "task.json"
-    file.write_text(json.dumps(task("phase('ready'); time.sleep(600)" if killed else "train(); block()").to_json()))
+    file = tmp_path / "task"
+    file.write_bytes(pickle.dumps(task("phase('ready'); time.sleep(600)" if killed else "train(); block()")))
     program = """
-        import json, os, sys
+        import os, pickle, sys
         from pathlib import Path
         from mindspeed_dryrun.launch.executors.rank import run_rank
-        from mindspeed_dryrun.launch.plan import RankTask
         from mindspeed_dryrun.temporary import temporary_folder
         os.environ["TMPDIR"] = sys.argv[1]
         with temporary_folder() as folder:
-            task = RankTask.from_json(json.loads(Path(sys.argv[2]).read_text()))
+            task = pickle.loads(Path(sys.argv[2]).read_bytes())
             report = run_rank(task, folder, lambda event: print(event.phase, flush=True), leave=True)
             print(report.status, (folder / "ranks/00000/result.json").exists(), flush=True)
     """
@@ -305,12 +305,11 @@ def test_a_temporary_record_does_not_outlive_its_launcher(tmp_path: Path, killed
 
 
 LAUNCHER = """
-import json, os, sys
+import os, pickle, sys
 from pathlib import Path
 from mindspeed_dryrun.launch.executors import Interrupted
 from mindspeed_dryrun.launch.executors.local import LocalExecutor
-from mindspeed_dryrun.launch.plan import RankTask
-tasks = [RankTask.from_json(item) for item in json.loads(Path(sys.argv[2]).read_text())]
+tasks = pickle.loads(Path(sys.argv[2]).read_bytes())
 try:
     LocalExecutor(jobs=2).run(tasks, Path(sys.argv[1]), lambda event: print(event.kind, event.rank, event.phase, flush=True))
 except Interrupted as error:
@@ -333,8 +332,8 @@ def test_no_process_outlives_the_launcher(record: Path, tmp_path: Path, number: 
         subprocess.Popen(["sleep", "600"]); phase("ready"); block(); time.sleep(600)
     """
     tasks = [task("train(); block()", 0), task(slow, 1), task(slow, 2), task("train(); block()", 3)]
-    file = tmp_path / "tasks.json"
-    file.write_text(json.dumps([item.to_json() for item in tasks]))
+    file = tmp_path / "tasks"
+    file.write_bytes(pickle.dumps(tasks))
     launcher = subprocess.Popen(
         [sys.executable, "-c", LAUNCHER, str(record), str(file)],
         stdout=subprocess.PIPE,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import pickle
 import shutil
 import signal
 import subprocess
@@ -246,12 +247,11 @@ def test_a_raylet_killed_in_the_middle_loses_nothing(cluster: Any, tmp_path: Pat
 
 
 LAUNCHER = """
-import json, sys
+import pickle, sys
 from pathlib import Path
 from mindspeed_dryrun.launch.executors import Interrupted
 from mindspeed_dryrun.launch.executors.ray import RayExecutor
-from mindspeed_dryrun.launch.plan import RankTask
-tasks = [RankTask.from_json(item) for item in json.loads(Path(sys.argv[2]).read_text())]
+tasks = pickle.loads(Path(sys.argv[2]).read_bytes())
 try:
     RayExecutor().run(tasks, Path(sys.argv[1]), lambda event: print(event.kind, event.rank, event.phase, flush=True))
 except Interrupted as error:
@@ -265,8 +265,8 @@ except Interrupted as error:
 def test_ranks_on_other_machines_end_with_the_launcher(cluster: Any, tmp_path: Path, number: signal.Signals) -> None:
     record = a_record(tmp_path / "out")
     folders = tmp_path / "folders"
-    file = tmp_path / "tasks.json"
-    file.write_text(json.dumps([task.to_json() for task in tasks(tmp_path, 2, seconds=600)]))
+    file = tmp_path / "tasks"
+    file.write_bytes(pickle.dumps(tasks(tmp_path, 2, seconds=600)))
     launcher = subprocess.Popen(
         [sys.executable, "-c", LAUNCHER, str(record), str(file)],
         stdout=subprocess.PIPE,

@@ -15,7 +15,7 @@ from mindspeed_dryrun.launch import fsdp2
 from mindspeed_dryrun.launch.job import Job, understand
 from mindspeed_dryrun.launch.mock_inputs import dry_args
 from mindspeed_dryrun.launch.rank_classes import rank_classes
-from mindspeed_dryrun.launch.short_run import short_args
+from mindspeed_dryrun.launch.short_run import short_run
 from mindspeed_dryrun.launch.torchrun_call import read_torchrun_call
 from mindspeed_dryrun.launch.trainers import choose_trainer
 from mindspeed_dryrun.rank import activation
@@ -58,14 +58,15 @@ def test_a_folder_with_the_shapes_alone_is_enough(folder: Path) -> None:
     shapes.joinpath("config.json").write_text("{}")
     found = job(folder, "--model.model_name_or_path shapes")
     assert fsdp2.problem(found) is None
-    args, iterations, count = short_args(found)
+    short = short_run(found)
+    args = short.args
     flags = fsdp2.Fsdp2Settings.read(found).flags
-    assert (iterations, count, flags["--model.model_name_or_path"]) == (2, 2, ["shapes"])
+    assert (short.iterations, short.microbatches, flags["--model.model_name_or_path"]) == (2, 2, ["shapes"])
     assert args[0] == str(folder / "settings.yaml")
     words = dict(zip(args[1::2], args[2::2], strict=True))
     assert words["--model.model_name_or_path"] == str(shapes) and words["--training.max_steps"] == "2"
     assert words["--training.gradient_accumulation_steps"] == "2" and words["--training.save_hf_weights"] == "false"
-    assert short_args(found, "all")[2] == 4
+    assert short_run(found, "all").microbatches == 4
     _, notes = dry_args(found, args)
     assert any("cutoff_len 4096" in note for note in notes) and any("meta device" in note for note in notes)
     assert not any("one by one" in note for note in notes)
@@ -80,7 +81,7 @@ def test_the_shapes_of_a_public_model_need_no_folder(folder: Path) -> None:
     found = job(folder, "--model.model_name_or_path /home/hf_weights/Qwen3-14B/")
     assert fsdp2.problem(found) is None
     public = fsdp2.PUBLIC / "qwen3-14b"
-    words = short_args(found)[0]
+    words = short_run(found).args
     assert words[words.index("--model.model_name_or_path") + 1] == str(public)
     assert any("Qwen3-14B is not here" in note and "huggingface.co/Qwen/Qwen3-14B" in note for note in fsdp2.notes(found))
     mixture = job(folder, "--model.model_name_or_path ./Qwen3-30B-A3B/ --model.moe_grouped_gemm False")
@@ -89,7 +90,7 @@ def test_the_shapes_of_a_public_model_need_no_folder(folder: Path) -> None:
     own.mkdir()
     own.joinpath("config.json").write_text("{}")  # the user's own folder counts more
     found = job(folder, "--model.model_name_or_path Qwen3-14B")
-    assert str(own) in short_args(found)[0] and not any("is not here" in note for note in fsdp2.notes(found))
+    assert str(own) in short_run(found).args and not any("is not here" in note for note in fsdp2.notes(found))
 
 
 # Parameters that the publishers state, in billions: total figures of each model's own page.

@@ -20,8 +20,9 @@ from tracker_file import Program
 
 from mindspeed_dryrun.advise.levers import levers
 from mindspeed_dryrun.advise.report_page import job_to_change
-from mindspeed_dryrun.commands.schema import as_text, schemas
+from mindspeed_dryrun.commands.schema import schemas
 from mindspeed_dryrun.errors import UsageError
+from mindspeed_dryrun.files import json_text
 from mindspeed_dryrun.record.model import Report, Status, Verdict
 from mindspeed_dryrun.report import FORMATS, html, render, table, view
 from mindspeed_dryrun.report.explain import explain_ranks
@@ -106,7 +107,7 @@ def test_the_schema_notices_a_wrong_report():
 
 @pytest.mark.parametrize("name", schemas())
 def test_the_schemas_in_the_docs_are_those_of_the_declarations(name):
-    assert (SCHEMAS / f"{name}.json").read_text(encoding="utf-8") == as_text(schemas()[name]), (
+    assert (SCHEMAS / f"{name}.json").read_text(encoding="utf-8") == json_text(schemas()[name]), (
         "mindspeed-dryrun schema --into docs/schema"
     )
 

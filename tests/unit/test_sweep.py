@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import signal
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -137,6 +139,17 @@ def test_environment_reaches_script_and_ranks(tmp_path: Path) -> None:
     job = variant_job(script, Variant("v", {}, (), {"MY_BATCH": "32"}))
     assert job.global_batch == 32 and job.env["MY_BATCH"] == "32"
     assert variant_job(script, Variant("v")).global_batch == 64
+
+
+def test_a_variant_never_sees_anothers_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Variants are captured in threads of one process, whose environment they share."""
+    monkeypatch.delenv("MY_BATCH", raising=False)
+    script = tmp_path / "train.sh"
+    script.write_text(SCRIPT.read_text().replace("GBS=64", "GBS=${MY_BATCH:-64}"))
+    variants = [Variant("set", env={"MY_BATCH": "32"}), Variant("plain")]
+    with ThreadPoolExecutor(4) as pool:
+        found = [job.global_batch for job in pool.map(lambda number: variant_job(script, variants[number % 2]), range(8))]
+    assert found == [32, 64] * 4 and "MY_BATCH" not in os.environ
 
 
 def _report(peak: int, budget: int = 59392, status: str = "ok") -> Report:

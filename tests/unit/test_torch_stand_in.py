@@ -15,7 +15,7 @@ from elftools.elf.elffile import ELFFile
 from mindspeed_dryrun.engines.cann.elf import SharedLibrary
 from mindspeed_dryrun.engines.cann.library_writer import write_library
 from mindspeed_dryrun.engines.torch_npu import engine
-from mindspeed_dryrun.engines.torch_npu.required_symbols import find_torch_npu_lacks
+from mindspeed_dryrun.engines.torch_npu.required_symbols import find_torch_npu_symbols
 from mindspeed_dryrun.engines.torch_npu.stand_in import torch_npu_behaviour, torch_npu_library
 from mindspeed_dryrun.errors import DryRunError
 from mindspeed_dryrun.rank.torch_npu import answers
@@ -114,14 +114,14 @@ def test_device_memory_reads_as_zeros_whatever_was_copied_to_it(library: Path) -
 def test_a_real_cann_is_refused(tmp_path: Path) -> None:
     (tmp_path / "lib64").mkdir()
     with pytest.raises(DryRunError, match="real cards"):
-        engine.choose_torch_engine(sys.executable, {"ASCEND_HOME_PATH": str(tmp_path)})
+        engine.choose_torch_engine(environ={"ASCEND_HOME_PATH": str(tmp_path)})
 
 
 def test_a_python_without_torch_npu_gets_a_sentence() -> None:
     if importlib.util.find_spec("torch_npu"):
         pytest.skip("torch_npu is installed here")
     with pytest.raises(DryRunError, match="not installed"):
-        engine.find_torch_npu(sys.executable)
+        engine.find_torch_npu()
 
 
 @pytest.fixture
@@ -138,7 +138,7 @@ def package() -> Path:
 
 def test_every_undefined_symbol_of_the_wheel_is_there(package: Path, tmp_path: Path) -> None:
     path = tmp_path / "libstandin.so"
-    path.write_bytes(torch_npu_library(package))
+    path.write_bytes(torch_npu_library(find_torch_npu_symbols(package)))
     with path.open("rb") as stream:
         table = ELFFile(stream).get_section_by_name(".dynsym")
         defined = {symbol.name for symbol in table.iter_symbols()}
@@ -146,7 +146,7 @@ def test_every_undefined_symbol_of_the_wheel_is_there(package: Path, tmp_path: P
     asked = {s.name for s in main.symbols if not s.defined and s.name.startswith(("acl", "Hccl", "rt", "Msprof", "_ZN2ge"))}
     assert asked and asked <= defined
     assert {"aclnnMatmulGetWorkspaceSize", "aclnnMatmul"} <= defined
-    assert set(find_torch_npu_lacks(package).symbols) <= defined
+    assert set(find_torch_npu_symbols(package).symbols) <= defined
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -377,12 +378,11 @@ def test_runs_that_follow_one_another_share_a_server(toy: Toy, tmp_path: Path) -
 
 
 LAUNCHER = """
-import json, sys
+import pickle, sys
 from pathlib import Path
 from mindspeed_dryrun.launch.executors import Interrupted
 from mindspeed_dryrun.launch.executors.local import LocalExecutor
-from mindspeed_dryrun.launch.plan import RankTask
-tasks = [RankTask.from_json(item) for item in json.loads(Path(sys.argv[2]).read_text())]
+tasks = pickle.loads(Path(sys.argv[2]).read_bytes())
 print("importing", flush=True)
 try:
     LocalExecutor(jobs=2).run(tasks, Path(sys.argv[1]), lambda event: print(event.kind, event.phase, flush=True))
@@ -395,8 +395,8 @@ except Interrupted as error:
 @pytest.mark.parametrize("moment", ["importing", "started", "ready"])
 def test_no_process_outlives_the_launcher(toy: Toy, record: Path, tmp_path: Path, number: signal.Signals, moment: str) -> None:
     toy.imports("import time; time.sleep(1)")
-    file = tmp_path / "tasks.json"
-    file.write_text(json.dumps([toy.task(TREE, rank).to_json() for rank in (0, 1)]))
+    file = tmp_path / "tasks"
+    file.write_bytes(pickle.dumps([toy.task(TREE, rank) for rank in (0, 1)]))
     launcher = subprocess.Popen(
         [sys.executable, "-c", LAUNCHER, str(record), str(file)],
         stdout=subprocess.PIPE,

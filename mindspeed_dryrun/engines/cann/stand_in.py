@@ -99,12 +99,12 @@ def _build(home: Path, mindspore: Path) -> None:
     from mindspeed_dryrun.engines.cann.library_writer import write_library
     from mindspeed_dryrun.engines.cann.required_symbols import find_required_symbols
 
-    lacks = find_required_symbols(mindspore)
+    required = find_required_symbols(mindspore)
     for folder in _FOLDERS:
         (home / folder).mkdir(parents=True, mode=0o755)
-    library = write_library(lacks.symbols, lacks.architecture, STAND_IN_LIBRARY, SOC_NAME)
+    library = write_library(required.symbols, required.architecture, STAND_IN_LIBRARY, SOC_NAME)
     _write(home / "lib64" / STAND_IN_LIBRARY, library)
-    for soname in lacks.sonames:
+    for soname in required.sonames:
         (home / "lib64" / soname).symlink_to(STAND_IN_LIBRARY)
     version = _accepted_version(mindspore)
     for name, text in {**{f"python/{name}": text for name, text in _MODULES.items()}, **_FILES}.items():

@@ -3,7 +3,7 @@
 MindSpore starts a thread for each stream that waits for the device's callbacks in `aclrtProcessReport`. In simulation
 that call returns at once, so the threads call it again and again: nine tenths of the processor time of a rank's
 iterations went into them. The library has the same function with a short sleep in it, under the name by which MindSpore's
-own libraries look it up; a rank loads it first (`bootstrap/pause.py`). No figure depends on these threads.
+own libraries look it up; a rank loads it first (`rank/callback_pause.py`). No figure depends on these threads.
 """
 
 from __future__ import annotations

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
-import importlib.util
-import os
-import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,6 +12,7 @@ from typing import ClassVar
 from mindspeed_dryrun.engines.cann.real import RealCann, find_real_cann, npus
 from mindspeed_dryrun.engines.cann.stand_in import StandIn, stand_in_for
 from mindspeed_dryrun.engines.mindspore.callback_pause import pause_folder
+from mindspeed_dryrun.engines.packages import package_folder, version_in
 from mindspeed_dryrun.errors import DryRunError
 from mindspeed_dryrun.record.model import EngineSummary
 
@@ -91,7 +88,7 @@ class MindSporeEngine:
         return {"MS_ALLOC_CONF": "memory_tracker:True,memory_tracker_path:."}  # a rank works in its own folder
 
 
-def choose_engine(level: int = 1, python: str = sys.executable, environ: Mapping[str, str] | None = None) -> MindSporeEngine:
+def choose_engine(level: int = 1, environ: Mapping[str, str] | None = None) -> MindSporeEngine:
     """The engine that dry runs use here. A complete CANN is always taken; the stand-in otherwise."""
     if sys.platform != "linux":
         raise DryRunError(
@@ -100,7 +97,7 @@ def choose_engine(level: int = 1, python: str = sys.executable, environ: Mapping
         )
     if level not in LEVELS:
         raise DryRunError(f"Simulation level {level} does not exist: choose 0, 1, 2 or 3.")
-    folder, version = find_mindspore(python)
+    folder, version = find_mindspore()
     real = find_real_cann(environ)
     if level >= 2 and not (real and real.complete and npus()):
         lacking = "a card" if real and real.complete else "a real CANN and a card"
@@ -118,25 +115,15 @@ def choose_engine(level: int = 1, python: str = sys.executable, environ: Mapping
     )
 
 
-def find_mindspore(python: str = sys.executable) -> tuple[Path, str]:
+def find_mindspore() -> tuple[Path, str]:
     """The package folder and version of the MindSpore that this Python would import, without importing it."""
-    if os.path.realpath(python) == os.path.realpath(sys.executable):
-        spec = importlib.util.find_spec("mindspore")
-        if spec and spec.submodule_search_locations:
-            folder = Path(next(iter(spec.submodule_search_locations)))
-            return folder, _version_beside(folder)
-    else:
-        code = "import importlib.util as u; s = u.find_spec('mindspore'); print(s.submodule_search_locations[0] if s else '')"
-        found = subprocess.run([python, "-c", code], capture_output=True, text=True, check=False).stdout.strip()
-        if found:
-            return Path(found), _version_beside(Path(found))
-    raise DryRunError(f"MindSpore is not installed for {python}. Install it: pip install 'mindspeed-dryrun[engine]'")
+    folder = package_folder("mindspore")
+    if folder is None:
+        raise DryRunError(f"MindSpore is not installed for {sys.executable}. Install it: pip install 'mindspeed-dryrun[engine]'")
+    return folder, version_in(folder.parent, "mindspore") or _own_version(folder)
 
 
-def _version_beside(folder: Path) -> str:
-    for distribution in importlib.metadata.distributions(path=[str(folder.parent)]):
-        if (distribution.metadata["Name"] or "").lower() == "mindspore":
-            return distribution.version
+def _own_version(folder: Path) -> str:
     try:
         return (folder / "version.py").read_text().split("'")[1]
     except (OSError, IndexError):

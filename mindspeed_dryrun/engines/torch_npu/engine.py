@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,8 +10,8 @@ from typing import ClassVar
 
 from mindspeed_dryrun.engines.cann.real import find_real_cann
 from mindspeed_dryrun.engines.cann.stand_in import StandIn
+from mindspeed_dryrun.engines.packages import package_folder, version_in
 from mindspeed_dryrun.engines.torch_npu.margin import margin_sentence
-from mindspeed_dryrun.engines.torch_npu.stand_in import torch_npu_stand_in
 from mindspeed_dryrun.errors import DryRunError
 from mindspeed_dryrun.rank.torch_npu import (
     ENGINE,
@@ -23,7 +21,6 @@ from mindspeed_dryrun.rank.torch_npu import (
 )
 from mindspeed_dryrun.record.model import EngineSummary
 
-_FIND = "import importlib.util as u; s = u.find_spec('torch_npu'); print(s.submodule_search_locations[0] if s else '')"
 # Left-overs of a real job, or of an outer torchrun.
 _UNSET = ("RANK_TABLE_FILE", "TORCHELASTIC_USE_AGENT_STORE", "ASCEND_CUSTOM_OPP_PATH", "ASCEND_LAUNCH_BLOCKING",
           "ASCEND_RT_VISIBLE_DEVICES", "ATB_HOME_PATH")  # fmt: skip
@@ -109,7 +106,7 @@ class TorchEngine:
         return {SNAPSHOT_VARIABLE: SNAPSHOT}
 
 
-def choose_torch_engine(python: str, environ: Mapping[str, str] | None = None, level: int = 1) -> TorchEngine:
+def choose_torch_engine(level: int = 1, environ: Mapping[str, str] | None = None) -> TorchEngine:
     """The engine for the torch_npu that this Python would import. A real CANN is refused: cards would be used."""
     if sys.platform != "linux":
         raise DryRunError(f"torch_npu exists for Linux only, and this is {sys.platform}. Use a Linux machine or a container.")
@@ -121,17 +118,15 @@ def choose_torch_engine(python: str, environ: Mapping[str, str] | None = None, l
             f"There is a real CANN at {real.home}, and torch_npu on it would run on real cards: it has no simulation. "
             "Dry-run torchrun scripts on a machine or in a container without CANN."
         )
-    package, version = find_torch_npu(python)
+    from mindspeed_dryrun.engines.torch_npu.stand_in import torch_npu_stand_in  # with what answers for CANN inside a rank
+
+    package, version = find_torch_npu()
     return TorchEngine(version, torch_npu_stand_in(package, version))
 
 
-def find_torch_npu(python: str) -> tuple[Path, str]:
+def find_torch_npu() -> tuple[Path, str]:
     """The package folder and version of the torch_npu that this Python would import, without importing it."""
-    found = subprocess.run([python, "-c", _FIND], capture_output=True, text=True, check=False).stdout.strip()
-    if not found:
-        raise DryRunError(f"torch_npu is not installed for {python}. Install it: pip install 'mindspeed-dryrun[torch]'")
-    folder = Path(found)
-    for distribution in importlib.metadata.distributions(path=[str(folder.parent)]):
-        if (distribution.metadata["Name"] or "").lower().replace("-", "_") == "torch_npu":
-            return folder, distribution.version
-    return folder, "unknown"
+    folder = package_folder("torch_npu")
+    if folder is None:
+        raise DryRunError(f"torch_npu is not installed for {sys.executable}. Install it: pip install 'mindspeed-dryrun[torch]'")
+    return folder, version_in(folder.parent, "torch_npu") or "unknown"

@@ -29,7 +29,7 @@ _SHORT = ("aclInit", "aclFinalize", "HcclSend", "HcclRecv", "HcclReduce", "HcclS
           "HcclAllReduce", "HcclBroadcast", "aclrtFree", "aclrtMalloc")  # fmt: skip
 
 
-def find_torch_npu_lacks(package: Path) -> RequiredSymbols:
+def find_torch_npu_symbols(package: Path) -> RequiredSymbols:
     """Reads the libraries of the torch_npu package folder given; runs nothing."""
     main = package / "lib" / "libtorch_npu.so"
     if not main.is_file():

@@ -10,8 +10,9 @@ from pathlib import Path
 from mindspeed_dryrun.cache import cache_root, make_once
 from mindspeed_dryrun.engines.cann.library_writer import write_library
 from mindspeed_dryrun.engines.cann.machine_code import SCRATCH, Behaviour, behaviour_of
+from mindspeed_dryrun.engines.cann.required_symbols import RequiredSymbols
 from mindspeed_dryrun.engines.cann.stand_in import SOC_NAME, StandIn
-from mindspeed_dryrun.engines.torch_npu.required_symbols import find_torch_npu_lacks
+from mindspeed_dryrun.engines.torch_npu.required_symbols import find_torch_npu_symbols
 from mindspeed_dryrun.rank.activation import STAND_IN_LIBRARY
 from mindspeed_dryrun.rank.torch_npu import answers
 from mindspeed_dryrun.rank.torch_npu.slots import OPERATORS, QUESTION
@@ -42,22 +43,21 @@ def torch_npu_behaviour(symbol: str) -> Behaviour:
     return behaviour_of(symbol)
 
 
-def torch_npu_library(package: Path) -> bytes:
+def torch_npu_library(required: RequiredSymbols) -> bytes:
     """The library's bytes: every symbol that this torch_npu asks for, and a slot for each answer."""
-    lacks = find_torch_npu_lacks(package)
-    asked = {*answers.names(), *(name for name in lacks.symbols if name.endswith(QUESTION))}
-    symbols = sorted({*lacks.symbols, *asked, *(answers.SLOT + name for name in asked)})
-    return write_library(symbols, lacks.architecture, STAND_IN_LIBRARY, SOC_NAME, torch_npu_behaviour)
+    asked = {*answers.names(), *(name for name in required.symbols if name.endswith(QUESTION))}
+    symbols = sorted({*required.symbols, *asked, *(answers.SLOT + name for name in asked)})
+    return write_library(symbols, required.architecture, STAND_IN_LIBRARY, SOC_NAME, torch_npu_behaviour)
 
 
 def _build(home: Path, package: Path) -> None:
     for folder in _FOLDERS:
         (home / folder).mkdir(parents=True, mode=0o755)
-    (home / "lib64" / STAND_IN_LIBRARY).write_bytes(torch_npu_library(package))
-    lacks = find_torch_npu_lacks(package)
-    for soname in lacks.sonames:
+    required = find_torch_npu_symbols(package)
+    (home / "lib64" / STAND_IN_LIBRARY).write_bytes(torch_npu_library(required))
+    for soname in required.sonames:
         (home / "lib64" / soname).symlink_to(STAND_IN_LIBRARY)
-    operators = [name.removesuffix(QUESTION) for name in lacks.symbols if name.endswith(QUESTION)]
+    operators = [name.removesuffix(QUESTION) for name in required.symbols if name.endswith(QUESTION)]
     (home / OPERATORS).write_text("\n".join(operators) + "\n")
     module = home / "python" / "acl" / "__init__.py"
     module.parent.mkdir(parents=True)

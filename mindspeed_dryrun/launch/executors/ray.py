@@ -27,7 +27,7 @@ from mindspeed_dryrun.launch.executors.local import ending_on_signals
 from mindspeed_dryrun.launch.executors.rank import run_rank
 from mindspeed_dryrun.launch.executors.relocate import Machine, check_same, prepare_packages, relocated, survey
 from mindspeed_dryrun.record.model import RankReport, Status
-from mindspeed_dryrun.record.store import Record, rank_folder, read_json, write_json
+from mindspeed_dryrun.record.store import Record, place_files, rank_folder, read_json, write_json
 from mindspeed_dryrun.schema import read_as
 from mindspeed_dryrun.temporary import temporary_folder
 
@@ -190,19 +190,12 @@ def pack(folder: Path) -> Files:
 
 def bring_home(files: Files, folder: Path) -> None:
     """The files into a rank's folder of the record, which appears as a whole."""
-    incoming = folder.with_name(f".{folder.name}.incoming")
-    shutil.rmtree(incoming, ignore_errors=True)
+    for name in files:
+        if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
+            raise DryRunError(f"A machine sent a file with the name {name}; the record takes none outside {folder}.")
     try:
-        for name, content in files.items():
-            path = PurePosixPath(name)
-            if path.is_absolute() or ".." in path.parts:
-                raise DryRunError(f"A machine sent a file with the name {name}; the record takes none outside {folder}.")
-            (incoming / path).parent.mkdir(parents=True, exist_ok=True)
-            (incoming / path).write_bytes(zlib.decompress(content))
-        shutil.rmtree(folder, ignore_errors=True)
-        incoming.rename(folder)
+        place_files({name: zlib.decompress(content) for name, content in files.items()}, folder)
     except OSError as error:
-        shutil.rmtree(incoming, ignore_errors=True)
         raise DryRunError(f"Cannot write {folder}: {error.strerror or error}. Make room and run again.") from None
 
 

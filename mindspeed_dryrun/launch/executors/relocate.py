@@ -47,7 +47,7 @@ def survey(task: RankTask) -> Machine:
     level = task.env.get("MS_SIMULATION_LEVEL")
     engine: Engine | None = None
     if level is not None or config.Activation.from_env(task.env).engine == TORCH_NPU:
-        from mindspeed_dryrun.engines.choice import engine_for
+        from mindspeed_dryrun.engines.back_ends import engine_for
 
         engine = engine_for("mindspore", int(level)) if level is not None else engine_for("torch")
     return Machine(

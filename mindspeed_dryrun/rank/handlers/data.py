@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -94,14 +95,10 @@ def batch_sizes(original: Callable[..., Any]) -> Callable[..., Any]:
         args = get_args()
         usual = [args.micro_batch_size, padded_length(args)]
         sizes = {key: [int(n) for n in data[key].shape] if data else list(usual) for key in keys}
-        counts = {key: _product(size) for key, size in sizes.items()}
+        counts = {key: math.prod(size) for key, size in sizes.items()}
         return sizes, counts, sum(counts.values())
 
     return call
-
-
-def _product(size: list[int]) -> int:
-    return functools.reduce(lambda left, right: left * right, size, 1)
 
 
 def as_first_tensor_rank(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -52,16 +52,6 @@ def build_train_args(original: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def save_nothing(original: Callable[..., Any]) -> Callable[..., Any]:
-    """A checkpoint that is asked for is not written."""
-
-    @functools.wraps(original)
-    def call(*args: Any, **kwargs: Any) -> None:
-        return None
-
-    return call
-
-
 def train_step(original: Callable[..., Any]) -> Callable[..., Any]:
     """Counts an iteration when forward, backward and optimizer step have returned."""
     finished = 0

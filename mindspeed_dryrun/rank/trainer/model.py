@@ -33,9 +33,9 @@ from mindspeed_dryrun.rank.trainer import (
     lora,
     multi_token,
     recompute,
+    reuse_fp32,
     rotary,
 )
-from mindspeed_dryrun.rank.trainer import reuse_fp32 as reuse
 
 
 def params_dtype(settings: Settings) -> Any:
@@ -261,7 +261,7 @@ def build(settings: Settings) -> list[Any]:
     config = transformer_config(settings)
     chunks = _chunks(settings, config)
     if settings.reuse_fp32_param:
-        reuse.pad_to_even()
+        reuse_fp32.pad_to_even()
     buffers = _buffer_config(settings, sum(parameter.nelement() for model in chunks for parameter in model.parameters()))
     wrap = functools.partial(DistributedDataParallel, config=config, ddp_config=buffers)
     return [wrap(module=model, disable_bucketing=index > 0) for index, model in enumerate(chunks)]

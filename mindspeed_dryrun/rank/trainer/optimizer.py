@@ -11,7 +11,7 @@ from megatron.core import optimizer as megatron_optimizer
 from megatron.core.optimizer import OptimizerConfig, distrib_optimizer
 
 from mindspeed_dryrun.megatron.settings import Settings
-from mindspeed_dryrun.rank.trainer import reuse_fp32 as reuse
+from mindspeed_dryrun.rank.trainer import reuse_fp32
 from mindspeed_dryrun.rank.trainer import swapped_optimizer as swapped
 
 
@@ -85,5 +85,5 @@ def build(settings: Settings, chunks: list[Any], dtype: Any) -> Any:
         swapped.swap(parts, settings.swap_optimizer_times)
     if settings.reuse_fp32_param:
         for part in parts:
-            reuse.share(part)
+            reuse_fp32.share(part)
     return optimizer

@@ -35,8 +35,7 @@ def prepare(block: Any, settings: Settings) -> None:
     if settings.recompute_method == "block":
         block._checkpointed_forward = types.MethodType(_checkpoint_some_layers, block)
         block.recompute_settings = settings
-    numbers = range(len(block.layers))
-    for layer, number in zip(block.layers, numbers, strict=True):
+    for number, layer in enumerate(block.layers):
         if not isinstance(layer, TransformerLayer):
             continue
         if settings.recompute_activation_function and _wanted(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 from mindspeed_dryrun.engines.mindspore.engine import choose_engine
 from mindspeed_dryrun.engines.protocol import Engine
 
@@ -17,4 +15,4 @@ def engine_for(back_end: str, level: int = 1) -> Engine:
         return choose_engine(level)
     from mindspeed_dryrun.engines.torch_npu.engine import choose_torch_engine
 
-    return choose_torch_engine(sys.executable, level=level)
+    return choose_torch_engine(level)
