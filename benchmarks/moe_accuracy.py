@@ -362,6 +362,10 @@ CASES = {
     "multi-token prediction, Ulysses 2": Case(2, PREDICT + ULYSSES2),
     "multi-token prediction, LoRA": tuning(2, PP2 + PREDICT + LORA),
     "zero memory, overlapped": experts(2, GROUPED + EP2 + OVERLAP + " --moe-zero-memory level0"),
+    "zero memory, activations, SFT, PP 2": tuning(
+        4, MOE + GROUPED + EP2 + PP2 + OVERLAP + " --moe-zero-memory level0 --n-shared-experts 1"
+    ),
+    "zero memory, PP 2": experts(4, GROUPED + EP2 + PP2 + OVERLAP + " --moe-zero-memory level1"),
     "zero memory of some layers, shared experts": experts(
         2, GROUPED + EP2 + OVERLAP + " --moe-zero-memory level1 --moe-zero-memory-num-layers 2 --n-shared-experts 1"
     ),

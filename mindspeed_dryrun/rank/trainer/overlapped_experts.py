@@ -195,13 +195,14 @@ class Products(torch.autograd.Function):  # type: ignore[misc]
         if memory == zero_memory.REPLAY:
             free(hidden, scores)
         output = math_func.gmm([activated], [second], [], how.groups, 0, 0)[0]
+        # From 2.3.0 on the backward pass holds this to its end, or it is given up and made again; before, it stayed and went with
+        # the graph of the activation.
+        kept = unscaled if releases.since("2.3.0") else None
         if memory == zero_memory.REPLAY:
-            how.handover.given_up = (tokens, hidden, scores, activated, unscaled)
+            how.handover.given_up = (tokens, hidden, scores, activated, kept)
         if memory or how.handover.recomputes_activation:
-            free(unscaled, activated)
+            free(activated, *([] if kept is None else [kept]))
         ctx.how = how
-        # From 2.3.0 on the backward pass holds this to its end; before, it went with the graph of the activation.
-        kept = unscaled if releases.since("2.3.0") or how.handover.recomputes_activation else None
         ctx.save_for_backward(tokens, scores, hidden, activated, first, second, kept)
         return output
 

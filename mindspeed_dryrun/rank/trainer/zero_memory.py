@@ -47,9 +47,10 @@ def free(*tensors: Any) -> None:
 
 
 def restore(target: Any, again: Any) -> None:
-    """Makes what was given up, from a copy of it that goes."""
-    target.untyped_storage().resize_(again.untyped_storage().size())
-    target.untyped_storage().copy_(again.untyped_storage())
+    """Makes what was given up, if anything was, from a copy of it that goes."""
+    if target is not None:
+        target.untyped_storage().resize_(again.untyped_storage().size())
+        target.untyped_storage().copy_(again.untyped_storage())
     free(again)
 
 
