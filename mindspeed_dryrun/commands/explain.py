@@ -29,8 +29,7 @@ from mindspeed_dryrun.record.model import RankReport, Report
 from mindspeed_dryrun.record.run_spec import JobFile
 from mindspeed_dryrun.record.store import Record
 from mindspeed_dryrun.record.summary import load_report
-from mindspeed_dryrun.record.trace import read_trace
-from mindspeed_dryrun.report import explain_view, trace_view
+from mindspeed_dryrun.report import explain_view
 from mindspeed_dryrun.report.explain import Explanation, explain, tracker_files
 
 
@@ -51,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
     if not args.path.exists():
         raise UsageError(f"{args.path} does not exist.")
     if args.path.suffix == ".json" and args.path.is_file():
-        print(trace_view.render(read_trace(args.path)), end="")
+        print(_operator_times(args.path), end="")
         return 0
     report = _report(args.path)
     traces = [] if args.path.is_file() else sorted(args.path.rglob("trace_view.json"))
@@ -69,8 +68,16 @@ def run(args: argparse.Namespace) -> int:
             _advise(args, report, found)
     if args.format == "table":
         for trace in traces:
-            print(f"\n{trace}\n{trace_view.render(read_trace(trace))}", end="")
+            print(f"\n{trace}\n{_operator_times(trace)}", end="")
     return 0
+
+
+def _operator_times(trace: Path) -> str:
+    """A table; few records have a profiler's trace beside them."""
+    from mindspeed_dryrun.record.trace import read_trace
+    from mindspeed_dryrun.report import trace_view
+
+    return trace_view.render(read_trace(trace))
 
 
 def _report(path: Path) -> Report | None:

@@ -19,8 +19,8 @@ from typing import Any
 from mindspeed_dryrun.engines.packages import engine_path
 from mindspeed_dryrun.errors import DryRunError, UsageError
 from mindspeed_dryrun.language import t
-from mindspeed_dryrun.launch import drift, releases
 from mindspeed_dryrun.launch import patch_catalogue as catalogue
+from mindspeed_dryrun.launch import releases
 from mindspeed_dryrun.launch.stack import CORE_MS
 from mindspeed_dryrun.rank import installed
 
@@ -73,6 +73,8 @@ def _add_states(patches: list[dict[str, Any]], release: str | None) -> None:
 
 
 def _check(folder: Path, patches: list[dict[str, Any]], record: bool) -> int:
+    from mindspeed_dryrun.launch import drift
+
     if not folder.is_dir():
         raise UsageError(f"{folder} is not a directory.")
     checkout, file = drift.Checkout(folder), catalogue.signatures_file()

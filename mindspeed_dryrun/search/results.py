@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mindspeed_dryrun.devices.hardware import Hardware
-from mindspeed_dryrun.estimate import timeline, volumes
+from mindspeed_dryrun.estimate import volumes
 from mindspeed_dryrun.estimate.strategy import Strategy
 from mindspeed_dryrun.estimate.time_model import Estimate, estimate, trust
 from mindspeed_dryrun.files import write_output, write_text
@@ -266,6 +266,8 @@ def write_results(
     write_text(folder / "convert_args.txt", " ".join(best.strategy.conversion_arguments()) + "\n")
     written += [folder / "strategy.json", target, folder / "convert_args.txt"]
     if trace is not None:
+        from mindspeed_dryrun.estimate import timeline
+
         trace.parent.mkdir(parents=True, exist_ok=True)
         write_output(trace, json.dumps(timeline.trace(shape, best.strategy, hardware, best.operators)) + "\n")
         written.append(trace)
