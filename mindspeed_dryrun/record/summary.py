@@ -236,19 +236,12 @@ def summarise(
     worst = max(counted, key=lambda rank: (rank.actual_peak_mb or 0, rank.used_peak_mb or 0, -rank.rank), default=None)
     peak = worst.actual_peak_mb if worst else None
     needed = None if peak is None else criteria.needed_mb(peak)
-    if any(rank.status is Status.OOM for rank in ranks):
-        verdict = Verdict.DOES_NOT_FIT
-    elif not complete or peak is None or not all(rank.status is Status.OK for rank in ranks):
-        verdict = Verdict.UNKNOWN
-    else:
-        grows = (uncollected_mb or 0) > _GROWS * peak
-        verdict = Verdict.BARELY if grows or budget - peak < (needed or 0) else Verdict.FITS
     return Report(
         job=job,
         engine=engine,
         device=criteria.device,
         budget_mb=budget,
-        verdict=verdict,
+        verdict=_verdict(ranks, peak if complete else None, budget - (needed or 0), uncollected_mb or 0),
         ranks=tuple(ranks),
         worst_rank=worst.rank if worst else None,
         used_peak_mb=worst.used_peak_mb if worst else None,
@@ -261,6 +254,15 @@ def summarise(
         not_counted=tuple(not_counted),
         notes=tuple(notes),
     )
+
+
+def _verdict(ranks: Sequence[RankReport], peak: int | None, comfortable_mb: int, uncollected_mb: int) -> Verdict:
+    """`comfortable_mb`: of the budget, less what real runs were seen to need above a dry run."""
+    if any(rank.status is Status.OOM for rank in ranks):
+        return Verdict.DOES_NOT_FIT
+    if peak is None or not all(rank.status is Status.OK for rank in ranks):
+        return Verdict.UNKNOWN
+    return Verdict.BARELY if peak > comfortable_mb or uncollected_mb > _GROWS * peak else Verdict.FITS
 
 
 def _against(rank: RankReport, budget_mb: int) -> RankReport:
