@@ -204,7 +204,7 @@ def _section(tables: Sequence[Table]) -> list[str]:
     """Releases side by side, then what differs between them, then why scripts do not run, then all ranks where they were run."""
     whole = [table for table in tables if table.ranks == "auto"]
     tables = _one_each(tables)
-    lines = [*(line.format(folder=tables[0].folder) for line in _INTRODUCTION), ""]
+    lines = [*(line.format(folder=tables[0].folder) for line in _INTRODUCTION), *_daggers(tables), ""]
     lines += [f"- **{table.release}** ({table.versions}): {table.counts()}." for table in tables]
     lines += ["", "## Used peak of rank 0 in M, and seconds for all ranks that were run", ""]
     names = sorted({row.script for table in tables for row in table.rows})
@@ -218,6 +218,13 @@ def _section(tables: Sequence[Table]) -> list[str]:
     for table in whole:
         lines += ["", f"## {table.release}, every rank class", "", *_every_class(table)]
     return [*lines, ""]
+
+
+def _daggers(tables: Sequence[Table]) -> list[str]:
+    """What the mark means, where there is one."""
+    earlier = {table.release: sum(row.earlier for row in table.rows if row.used_peak_mb is not None) for table in tables}
+    counts = ", ".join(f"{count} in {release}" for release, count in earlier.items() if count)
+    return [_DAGGERS.format(counts=counts)] if counts else []
 
 
 def _one_each(tables: Sequence[Table]) -> list[Table]:
@@ -276,7 +283,8 @@ _NOTES = {
 
 
 def _in_full(row: Row) -> list[str]:
-    figures = ["" if figure is None else f"{figure}M" for figure in (row.used_peak_mb, row.actual_peak_mb)]
+    mark = "†" if row.earlier else ""
+    figures = ["" if figure is None else f"{figure}M{mark}" for figure in (row.used_peak_mb, row.actual_peak_mb)]
     return [row.script, row.layout, *figures, row.worst, row.ranks, f"{row.seconds or 0:.0f}", _short(row.result)]
 
 
@@ -284,10 +292,10 @@ _INTRODUCTION = (
     "The training scripts of `{folder}`, unmodified, with the real MindSpeed-LLM, MindSpeed and Megatron-LM of each release:",
     "the tags v2.2.0, v2.3.0, v26.0.0 and v26.1.0 (the branches of these names, which `setup --stack` fetches, have fixes), and master. Made by",
     "`benchmarks/support_table.py`; the seconds were measured on a busy machine with two cores. A figure with a star is of a",
-    "script that fails on an NPU too, run with the flag that the tool names. One with a dagger was counted earlier, by an earlier",
-    "state of this package and partly on branches. Scripts that were not tried were left out for lack of machine time, none for",
-    "its result.",
+    "script that fails on an NPU too, run with the flag that the tool names. Scripts that were not tried were left out for lack of",
+    "machine time, none for its result.",
 )
+_DAGGERS = "A figure with a dagger was counted earlier, by an earlier state of this package: {counts}."
 
 
 def _stuck(row: Row) -> bool:
@@ -341,7 +349,7 @@ _COLLECTOR = (
     "such function, and the branch 26.1.0 and master since 11 August 2026 do not hold `ctx`: master counts what 2.3.0 counts, with the file that",
     "its commit f107818f removed put back (the column *master, file restored*). A longer run",
     "holds more (glm4/tune_glm4_9b_32k_full_ms.sh: 80270M here, 166654M with all its microbatches), and the tool says so beside the verdict.",
-    "Of the scripts of 26.1.0 without a dagger these are the only ones where anything waits for the collector at the end of a run.",
+    "Of the scripts of 26.1.0 these are the only ones where anything waits for the collector at the end of a run.",
 )
 _HELD = "Recomputed layers, see above: at the peak of 26.1.0 there are {} more than in 2.3.0"
 _WAITING = "Recomputed layers, see above: at the end of the run {} wait for the collector in 26.1.0; not told apart further"
@@ -436,7 +444,7 @@ def _known(records: Path) -> dict[str, Row]:
 def keep(args: argparse.Namespace) -> None:
     """Rows of a run take the place of those of the same scripts among the ones that are kept."""
     table = Table.read(args.records)
-    file = KEPT / f"{table.release}.json"
+    file = KEPT / f"{table.release}{'-every-class' if table.ranks == 'auto' else ''}.json"
     known = Table.read(file) if file.is_file() else table
     known.updated(table).write(file)
 
