@@ -103,6 +103,13 @@ def test_tokens_are_spread_evenly_over_experts(rank: Rank) -> None:
     assert "RESTORED (64, 16)" in done.stdout, done.stderr[-2000:]
 
 
+def test_counts_are_read_without_waiting(rank: Rank) -> None:
+    """`_numpy_non_blocking`, which MindSpeed's and MindSpeed-LLM's dispatchers call, is not MSAdapter's: MindSpore's own tensors have it."""
+    counts = "torch.ones(4, 2).to(torch.device('cpu'), non_blocking=True)._numpy_non_blocking()"
+    done = rank.run(f"import torch; counts = {counts}; print('COUNTS', type(counts).__name__, counts.shape)", [])
+    assert "COUNTS ndarray (4, 2)" in done.stdout, done.stderr[-2000:]
+
+
 def test_without_the_patch_the_shape_of_permuted_tokens_is_unknown(rank: Rank) -> None:
     done = rank.run(MOE, [PATCHES[HIDDEN]])
     assert done.returncode != 0 and "the output shape depends on the actual execution" in done.stderr + done.stdout
