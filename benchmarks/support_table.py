@@ -275,9 +275,9 @@ def _every_class(table: Table) -> list[str]:
 # To tables of every rank class.
 _NOTES = {
     "2.2.0": (
-        "Counted by an earlier state of this package, on the branches 2.2.0 of MindSpeed-LLM and MindSpeed, which have fixes that the",
-        "tags lack: see above for what the tags do. Some DeepSeek scripts ask for far more than a card has because they lack",
-        "`--moe-ffn-hidden-size`: the report says so.",
+        "At the tags. Rows with a dagger were counted by an earlier state of this package, on the branches 2.2.0 of MindSpeed-LLM and",
+        "MindSpeed, which have fixes that the tags lack: see above for what the tags do. Some DeepSeek scripts ask for far more than a",
+        "card has because they lack `--moe-ffn-hidden-size`: the report says so.",
     ),
 }
 
