@@ -204,7 +204,7 @@ def _section(tables: Sequence[Table]) -> list[str]:
     """Releases side by side, then what differs between them, then why scripts do not run, then all ranks where they were run."""
     whole = [table for table in tables if table.ranks == "auto"]
     tables = _one_each(tables)
-    lines = [*(line.format(folder=tables[0].folder) for line in _INTRODUCTION), ""]
+    lines = [*(line.format(folder=tables[0].folder) for line in _INTRODUCTION), *_daggers(tables), ""]
     lines += [f"- **{table.release}** ({table.versions}): {table.counts()}." for table in tables]
     lines += ["", "## Used peak of rank 0 in M, and seconds for all ranks that were run", ""]
     names = sorted({row.script for table in tables for row in table.rows})
@@ -218,6 +218,13 @@ def _section(tables: Sequence[Table]) -> list[str]:
     for table in whole:
         lines += ["", f"## {table.release}, every rank class", "", *_every_class(table)]
     return [*lines, ""]
+
+
+def _daggers(tables: Sequence[Table]) -> list[str]:
+    """What the mark means, where there is one."""
+    earlier = {table.release: sum(row.earlier for row in table.rows if row.used_peak_mb is not None) for table in tables}
+    counts = ", ".join(f"{count} in {release}" for release, count in earlier.items() if count)
+    return [_DAGGERS.format(counts=counts)] if counts else []
 
 
 def _one_each(tables: Sequence[Table]) -> list[Table]:
@@ -268,15 +275,16 @@ def _every_class(table: Table) -> list[str]:
 # To tables of every rank class.
 _NOTES = {
     "2.2.0": (
-        "Counted by an earlier state of this package, on the branches 2.2.0 of MindSpeed-LLM and MindSpeed, which have fixes that the",
-        "tags lack: see above for what the tags do. Some DeepSeek scripts ask for far more than a card has because they lack",
-        "`--moe-ffn-hidden-size`: the report says so.",
+        "At the tags. Rows with a dagger were counted by an earlier state of this package, on the branches 2.2.0 of MindSpeed-LLM and",
+        "MindSpeed, which have fixes that the tags lack: see above for what the tags do. Some DeepSeek scripts ask for far more than a",
+        "card has because they lack `--moe-ffn-hidden-size`: the report says so.",
     ),
 }
 
 
 def _in_full(row: Row) -> list[str]:
-    figures = ["" if figure is None else f"{figure}M" for figure in (row.used_peak_mb, row.actual_peak_mb)]
+    mark = "†" if row.earlier else ""
+    figures = ["" if figure is None else f"{figure}M{mark}" for figure in (row.used_peak_mb, row.actual_peak_mb)]
     return [row.script, row.layout, *figures, row.worst, row.ranks, f"{row.seconds or 0:.0f}", _short(row.result)]
 
 
@@ -284,10 +292,10 @@ _INTRODUCTION = (
     "The training scripts of `{folder}`, unmodified, with the real MindSpeed-LLM, MindSpeed and Megatron-LM of each release:",
     "the tags v2.2.0, v2.3.0, v26.0.0 and v26.1.0 (the branches of these names, which `setup --stack` fetches, have fixes), and master. Made by",
     "`benchmarks/support_table.py`; the seconds were measured on a busy machine with two cores. A figure with a star is of a",
-    "script that fails on an NPU too, run with the flag that the tool names. One with a dagger was counted earlier, by an earlier",
-    "state of this package and partly on branches. Scripts that were not tried were left out for lack of machine time, none for",
-    "its result.",
+    "script that fails on an NPU too, run with the flag that the tool names. Scripts that were not tried were left out for lack of",
+    "machine time, none for its result.",
 )
+_DAGGERS = "A figure with a dagger was counted earlier, by an earlier state of this package: {counts}."
 
 
 def _stuck(row: Row) -> bool:
@@ -341,10 +349,12 @@ _COLLECTOR = (
     "such function, and the branch 26.1.0 and master since 11 August 2026 do not hold `ctx`: master counts what 2.3.0 counts, with the file that",
     "its commit f107818f removed put back (the column *master, file restored*). A longer run",
     "holds more (glm4/tune_glm4_9b_32k_full_ms.sh: 80270M here, 166654M with all its microbatches), and the tool says so beside the verdict.",
-    "Of the scripts of 26.1.0 without a dagger these are the only ones where anything waits for the collector at the end of a run.",
+    "What waits was told apart with `launch --explain`. That run makes other numbers of Python objects, so the collector runs at another moment,",
+    "and its peak may be another one than that of the table.",
+    "In no other script does anything wait for the collector at the end of a run: 29 of them were looked at in 26.0.0, the others in 26.1.0.",
 )
 _HELD = "Recomputed layers, see above: at the peak of 26.1.0 there are {} more than in 2.3.0"
-_WAITING = "Recomputed layers, see above: at the end of the run {} wait for the collector in 26.1.0; not told apart further"
+_HELD_AT = f"{_HELD}; with `--explain` the peak of 26.1.0 is {{}}M"
 _REASONS = (
     (("deepseek2_lite/*",), _HELD.format("49 hidden states of 16.0M")),
     (("deepseek3/*full_512*",), _HELD.format("8 hidden states of 56.0M and a mask of 16.0M")),
@@ -354,11 +364,29 @@ _REASONS = (
     (("glm45-moe/*",), _HELD.format("25 hidden states of 32.0M and 2 rotary embeddings of 1.0M")),
     (("qwen3_moe/pretrain_qwen3_30b*",), _HELD.format("61 hidden states of 16.0M and 5 rotary embeddings of 2.0M")),
     (("qwen3_moe/*64K*",), _HELD.format("96 results of RmsNorm of 32.0M")),
-    (("deepseek3/pretrain_deepseek3_671b_4k_A3*",), _WAITING.format("3152M")),
-    (("deepseek3/pretrain_deepseek3_671b_4k_ms*",), _WAITING.format("1357M")),
-    (("qwen3_moe/pretrain_qwen3_235b*",), _WAITING.format("15766M")),
-    (("qwen3_moe/*256K*",), _WAITING.format("47449M")),
-    (("qwen3_moe/*_4K_full*",), _WAITING.format("9311M")),
+    (
+        ("deepseek3/pretrain_deepseek3_671b_4k_A3*",),
+        _HELD_AT.format("80 hidden states and a gradient of one, 28.0M each, and 10 rotary embeddings of 1.0M", 211844),
+    ),
+    (
+        ("deepseek3/pretrain_deepseek3_671b_4k_ms*",),
+        _HELD_AT.format("80 hidden states and a gradient of one, 14.0M each, and 10 rotary embeddings of 1.0M", 185163),
+    ),
+    (
+        ("qwen3_moe/pretrain_qwen3_235b*",),
+        _HELD_AT.format("455 hidden states and 35 of their gradients, 32.0M each, and 57 rotary embeddings of 2.0M", 54379),
+    ),
+    (
+        ("qwen3_moe/*256K*",),
+        _HELD_AT.format("456 hidden states and 128 of their gradients, 32.0M each, and 154 rotary embeddings of 128.0M", 54326),
+    ),
+    (
+        ("qwen3_moe/*_4K_full*",),
+        _HELD_AT.format(
+            "473 hidden states and 43 of their gradients, 16.0M each, 61 rotary embeddings of 2.0M and 24 joined batches of 0.16M",
+            33379,
+        ),
+    ),
     (
         ("llama3*/tune*full*",),
         "From 26.0.0 on --transformer-impl is transformer_engine: its norm keeps bfloat16 where the one before kept "
@@ -369,6 +397,11 @@ _REASONS = (
         "2.2.0 has two Mul of 513M at the peak, in the backward of the experts "
         "(moe_feature/overlap/grouped_mlp_with_comp_and_comm_overlap_all2all.py); from 2.3.0 on there are SwigluGrad of 1026M and "
         "one Mul of 513M",
+    ),
+    (
+        ("deepseek3/pretrain_deepseek3_671b_4k_A3*",),
+        "From 2.3.0 on one tensor that the data loader makes of each microbatch (Int64[1, 4096], 32K, MSAdapter's collate.py:272) stays: "
+        "eight at the peak instead of one, 0.2M",
     ),
     (
         ("qwen3/pretrain_qwen3_32b_4K_ms_A3*",),
@@ -436,7 +469,7 @@ def _known(records: Path) -> dict[str, Row]:
 def keep(args: argparse.Namespace) -> None:
     """Rows of a run take the place of those of the same scripts among the ones that are kept."""
     table = Table.read(args.records)
-    file = KEPT / f"{table.release}.json"
+    file = KEPT / f"{table.release}{'-every-class' if table.ranks == 'auto' else ''}.json"
     known = Table.read(file) if file.is_file() else table
     known.updated(table).write(file)
 

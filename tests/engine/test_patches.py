@@ -21,6 +21,7 @@ from mindspeed_dryrun.rank import mindspore_rank
 pytestmark = pytest.mark.engine
 ROOT = Path(__file__).resolve().parents[2]
 HIDDEN = "msadapter-stale-transformer-engine"
+CONTEXT = "msadapter-setup-context"  # from MindSpore 2.10 on, every function with a backward of its own needs it
 PATCHES = {patch["name"]: patch for patch in catalogue.compile()}
 
 
@@ -103,6 +104,13 @@ def test_tokens_are_spread_evenly_over_experts(rank: Rank) -> None:
     assert "RESTORED (64, 16)" in done.stdout, done.stderr[-2000:]
 
 
+def test_counts_are_read_without_waiting(rank: Rank) -> None:
+    """`_numpy_non_blocking`, which MindSpeed's and MindSpeed-LLM's dispatchers call, is not MSAdapter's: MindSpore's own tensors have it."""
+    counts = "torch.ones(4, 2).to(torch.device('cpu'), non_blocking=True)._numpy_non_blocking()"
+    done = rank.run(f"import torch; counts = {counts}; print('COUNTS', type(counts).__name__, counts.shape)", [])
+    assert "COUNTS ndarray (4, 2)" in done.stdout, done.stderr[-2000:]
+
+
 def test_without_the_patch_the_shape_of_permuted_tokens_is_unknown(rank: Rank) -> None:
     done = rank.run(MOE, [PATCHES[HIDDEN]])
     assert done.returncode != 0 and "the output shape depends on the actual execution" in done.stderr + done.stdout
@@ -132,7 +140,7 @@ print("GRADIENT", tuple(values.grad.shape))
 
 
 def test_selected_tokens_keep_the_block_that_the_real_operator_allocates(rank: Rank) -> None:
-    done = rank.run(SELECTION, [PATCHES[HIDDEN]])
+    done = rank.run(SELECTION, [PATCHES[HIDDEN], PATCHES[CONTEXT]])
     figures = {line.split()[0]: line.split(maxsplit=1)[1] for line in done.stdout.splitlines() if line.isascii() and " " in line}
     assert int(figures["OPERATOR"]) >= 512 * 1024 * 4, (done.stdout + done.stderr)[-2000:]
     assert figures["HANDLER"] == f"{figures['OPERATOR']} (100,)"
@@ -331,7 +339,7 @@ print("TENSORS", json.dumps(listed))
 
 def test_permutation_makes_the_tensors_that_an_even_routing_makes(rank: Rank) -> None:
     """Megatron's own functions: with values on MindSpore's CPU device, and with the handlers and zeros in a simulated rank."""
-    simulated = rank.run(TENSORS, [PATCHES["megatron-moe-permute"], PATCHES["megatron-moe-unpermute"]])
+    simulated = rank.run(TENSORS, [PATCHES[name] for name in ("megatron-moe-permute", "megatron-moe-unpermute", CONTEXT)])
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*rank.packages, str(ROOT)])}
     command = [sys.executable, str(rank.folder / "program.py")]
     real = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=300)

@@ -10,12 +10,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from simulated_rank import as_shown
+from simulated_rank import MINDSPORE
 
 from mindspeed_dryrun.launch.job import understand
 from mindspeed_dryrun.launch.msrun_call import read_msrun_call
 from mindspeed_dryrun.launch.run import Execution, dry_run_job, read_job
 from mindspeed_dryrun.megatron.arguments import override_args
+from mindspeed_dryrun.record.model import RankReport
 from mindspeed_dryrun.record.run_spec import RunSpec
 
 pytestmark = pytest.mark.engine
@@ -43,13 +44,20 @@ def used_peak(
     out: Path, more: str, world_size: int, rank: int = 0, base: Sequence[str] = MOE, without: str = "", **spec: str
 ) -> int | None:
     """One rank of the small job, launched as a user would."""
+    result = one_rank(out, more, world_size, rank, base, without, **spec)
+    assert result.status == "ok", result.error
+    return result.used_peak_mb
+
+
+def one_rank(
+    out: Path, more: str, world_size: int, rank: int = 0, base: Sequence[str] = MOE, without: str = "", **spec: str
+) -> RankReport:
     argv = ["--worker_num", str(world_size), "--local_worker_num", str(world_size), "pretrain_gpt.py"]
     args = [word for word in override_args(base, more.split()) if word != without]
     job = understand(read_msrun_call([*argv, *args], str(out)), "script.sh")
     report = dry_run_job(job, out / "record", RunSpec(ranks=str(rank), trainer="embedded", **spec), Execution(jobs=1))
     (result,) = report.ranks
-    assert result.status == "ok", result.error
-    return result.used_peak_mb
+    return result
 
 
 @pytest.mark.parametrize(
@@ -70,7 +78,8 @@ def used_peak(
             "--moe-router-score-function sigmoid --moe-router-enable-expert-bias --moe-router-num-groups 4 "
             "--moe-router-group-topk 2 --moe-router-load-balancing-type none --moe-router-topk-scaling-factor 2.5 --seq-aux "
             "--moe-router-dtype fp32",
-            2, 2866, id="sigmoid scores in groups", marks=as_shown,
+            # Of the product with the scores, later versions keep four Swiglu outputs of 11M instead of the casts of these, 22M each.
+            2, 2866 if MINDSPORE < (2, 8) else 2822, id="sigmoid scores in groups",
         ),
         pytest.param("--num-experts 8 --moe-router-topk 1", 2, 2029, id="one expert a token"),
         pytest.param(
@@ -140,16 +149,20 @@ def test_latent_attention(tmp_path: Path, more: str, used_peak_mb: int) -> None:
     assert used_peak(tmp_path, f"{LATENT} {more}", 2, base=DENSE) == used_peak_mb
 
 
-@as_shown  # MindSpore 2.7.2 and later refuse the backward pass of its shared experts
 def test_deepseek_v2_lite_in_small(tmp_path: Path) -> None:
-    """Shared experts between the exchanges, and a fused permutation that MindSpeed switches off."""
+    """Shared experts between the exchanges, and a fused permutation that MindSpeed switches off. From 2.7.2 on MindSpore refuses
+    the backward pass of the shared experts, and the rank says so."""
     more = (
         f"{LATENT} --moe-alltoall-overlap-comm --moe-token-dispatcher-type alltoall --use-fused-moe-token-permute-and-unpermute "
         "--n-shared-experts 2 --first-k-dense-replace 1 --moe-layer-freq 1 --shape-order BNSD --reuse-fp32-param --seq-aux "
         "--moe-router-load-balancing-type pai_megatron_aux_loss --moe-router-group-topk 1 --moe-router-num-groups 8 "
         "--moe-router-topk-scaling-factor 1.0 --recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
     )
-    assert used_peak(tmp_path, more, 2) == 2300
+    if MINDSPORE <= (2, 7, 1):
+        assert used_peak(tmp_path, more, 2) == 2300
+    else:
+        result = one_rank(tmp_path, more, 2)
+        assert result.status == "failed" and "which MindSpore refuses from 2.7.2 on" in (result.error or "")
 
 
 def test_logits_in_slices(tmp_path: Path) -> None:
@@ -183,7 +196,9 @@ def test_full_fine_tuning(tmp_path: Path, more: str, world_size: int, rank: int,
     assert used_peak(tmp_path, f"{TUNE} {more}", world_size, rank, base=DENSE) == used_peak_mb
 
 
-@pytest.mark.parametrize(("rank", "used_peak_mb"), [pytest.param(0, 749, marks=as_shown), (3, 836)])
+# Up to 2.8 the first stage has its peak in the step, where --reuse-fp32-param makes copies of 64.0M and 41.5M by Reshape: the first is
+# there until the second is made. From 2.9 on each is freed at once, and the peak is in a forward pass.
+@pytest.mark.parametrize(("rank", "used_peak_mb"), [(0, 749 if MINDSPORE < (2, 9) else 726), (3, 836)])
 def test_packed_samples_in_a_ring(tmp_path: Path, rank: int, used_peak_mb: int) -> None:
     more = (
         "--stage sft --is-instruction-dataset --finetune --reset-attention-mask --attention-mask-type general --swap-attention "

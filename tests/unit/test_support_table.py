@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import importlib.util
 import sys
@@ -43,6 +44,7 @@ def test_page(support: ModuleType, tmp_path: Path) -> None:
     assert "| c.sh |  | – | does not run |" in text
     assert "| c.sh | 26.1.0 | failed: KeyError: 'a\\|b' |" in text
     assert "## 2.2.0, every rank class" in text and "| same.sh | 8: TP1 PP1 | 120M |" in text
+    assert "†" not in text and "dagger" not in text
 
 
 def test_rows_of_today_take_the_place_of_earlier_ones(support: ModuleType) -> None:
@@ -55,6 +57,19 @@ def test_rows_of_today_take_the_place_of_earlier_ones(support: ModuleType) -> No
     text = support.page([after, before, support.Table("2.3.0", "MindSpore 2.7.1", "0", (changed,))])
     assert "| a.sh |  | 6 (2 s) | 7 (2 s) |" in text and "| b.sh |  | 5† (1 s) | – |" in text
     assert "| a.sh | 6 in 2.2.0; 7 in 2.3.0 | differ |" in text
+    assert "A figure with a dagger was counted earlier, by an earlier state of this package: 1 in 2.2.0." in text
+    assert "| a.sh |  | 9M† |" in text
+
+
+def test_rows_of_every_rank_class_are_kept_beside_those_of_rank_0(
+    support: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(support, "KEPT", tmp_path)
+    row = support.Row(script="a.sh", ranks="0:5 4:9", used_peak_mb=9, seconds=1.0)
+    for ranks in ("auto", "0"):
+        support.Table("2.2.0", "MindSpore 2.7.1", ranks, (row,)).write(tmp_path / f"{ranks}.rows")
+        support.keep(argparse.Namespace(records=tmp_path / f"{ranks}.rows"))
+    assert [support.Table.read(file).ranks for file in support.kept()] == ["auto", "0"]
 
 
 def test_the_page_is_made_from_the_rows_that_are_kept(support: ModuleType) -> None:
