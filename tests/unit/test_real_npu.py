@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import subprocess
 from pathlib import Path
 
-from real_npu import BLIND, WHY, RealRank, collect, find_scripts, kept, margin, markdown, read_jobs, without_known
+from real_npu import BLIND, WHY, RealRank, collect, find_scripts, kept, margin, markdown, read_jobs, with_dates, without_known
 
 from mindspeed_dryrun.engines.torch_npu.margin import margin_sentence
 
@@ -54,6 +55,29 @@ def test_baselines_of_several_branches_become_one_job(tmp_path: Path) -> None:
     ]
 
 
+def test_since_when_a_baseline_has_its_figures(tmp_path: Path) -> None:
+    def commit(day: str, file: str, allocated: float) -> None:
+        path = tmp_path / "tests" / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({"memo info": [{"rank": 0, "allocated memory": allocated, "max allocated memory": 200.0}]}))
+        stamp = {"GIT_AUTHOR_DATE": f"{day}T00:00:00Z", "GIT_COMMITTER_DATE": f"{day}T00:00:00Z"}
+        for words in (["add", "-A"], ["-c", "user.name=x", "-c", "user.email=x@x", "commit", "-qm", day]):
+            subprocess.run(
+                ["git", "-C", tmp_path, *words], check=True, env={"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), **stamp}
+            )
+
+    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    commit("2024-01-02", "baseline/qwen.json", 90.0)
+    commit("2025-03-04", "baseline/qwen.json", 100.0)
+    (tmp_path / "tests/baseline/qwen.json").unlink()
+    commit("2026-05-06", "st/baseline_results/qwen.json", 100.0)  # moved, with the same figures
+    csv = tmp_path / "real.csv"
+    csv.write_text(HEADER + "qwen,0,200.0,100.0,,26.1.0\nglm,0,200.0,100.0,,26.1.0\n")
+    dated = [with_dates(job, tmp_path).ranks[0] for job in read_jobs(csv)]
+    assert [one.since for one in dated] == ["2025-03-04", ""]
+    assert "| qwen | 26.1.0 | 2025-03-04 | 0 | 100.0 |" in markdown(dated, "torch_npu X")
+
+
 def test_the_table_has_every_rank_and_the_margin_only_those_that_ran() -> None:
     ranks = [rank(0, allocated=100.5, maximum=199.0), rank(1, allocated=90.0, maximum=180.0), rank(2)]
     text = markdown(ranks, "torch_npu X")
@@ -75,7 +99,7 @@ def test_what_the_engine_was_not_developed_against_has_a_table_of_its_own(tmp_pa
     found = [one for job in without_known(read_jobs(every), read_jobs(known)) for one in job.ranks]
     assert [(one.job, one.rank, one.blind) for one in found] == [("qwen", 1, True), ("glm", 0, True)]
     text = markdown([rank(0), *found], "torch_npu X")
-    assert text.index("| qwen | 26.1.0 | 0 |") < text.index(BLIND) < text.index("| glm | 26.1.0 | 0 |")
+    assert text.index("| qwen | 26.1.0 |  | 0 |") < text.index(BLIND) < text.index("| glm | 26.1.0 |  | 0 |")
     assert BLIND not in markdown([rank(0)], "torch_npu X")
 
 
