@@ -29,6 +29,7 @@ from typing import Any
 
 from mindspeed_dryrun.errors import DryRunError
 from mindspeed_dryrun.launch.plan import choose_ranks
+from mindspeed_dryrun.launch.releases import RELEASES
 from mindspeed_dryrun.launch.run import Execution, dry_run_job, read_job
 from mindspeed_dryrun.launch.trainers import CORE_MS
 from mindspeed_dryrun.rank import installed
@@ -45,6 +46,7 @@ ALPACA = ("alpaca", "train-00000-of-00001-a09b74b3ef9c3b56")
 ALPACA_TOKENS = 91
 ALLOCATED_MB, MAX_PERCENT, SHORT_PERCENT = 1.0, 1.0, -3.0  # the aims
 _ROUNDED = 0.1  # MB
+_OLDEST = next(iter(RELEASES))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +95,7 @@ class RealJob:
 def collect(stacks: Path) -> list[dict[str, object]]:
     """A row for each rank of every baseline below `tests/` of the checkouts; a job that says the same in several branches is one."""
     found: dict[tuple[str, tuple[tuple[int, float, float], ...]], list[tuple[str, str]]] = {}
-    trees = sorted(stacks.glob("*/MindSpeed-LLM"), key=lambda tree: installed.number(re.sub(r"RC\d+", "", tree.parent.name)))
+    trees = sorted(stacks.glob("*/MindSpeed-LLM"), key=lambda tree: _number(tree.parent.name))
     for tree in trees:
         for file in sorted((tree / "tests").rglob("*.json")):
             if not any("baseline" in part for part in file.parent.parts):
@@ -216,10 +218,7 @@ def run_job(job: RealJob, stacks: Path, records: Path, execution: Execution, cla
     """
     places = find_scripts(job, stacks)
     if not places:
-        return [
-            dataclasses.replace(rank, error=f"no branch that is here has its script ({_absent(job, stacks)})")
-            for rank in job.ranks
-        ]
+        return [dataclasses.replace(rank, error=_absent(job, stacks)) for rank in job.ranks]
     first: list[RealRank] = []
     for branch, script in places:
         ranks = _run_on(job, branch, script, stacks, records, execution, classes)
@@ -232,7 +231,14 @@ def run_job(job: RealJob, stacks: Path, records: Path, execution: Execution, cla
 def _absent(job: RealJob, stacks: Path) -> str:
     here = [branch for branch in job.branches if (stacks / branch).is_dir()]
     missing = [branch for branch in job.branches if branch not in here]
-    return "; ".join(f"{what} {', '.join(names)}" for what, names in (("looked in", here), ("not set up:", missing)) if names)
+    if not here and all(_number(branch) < _number(_OLDEST) for branch in missing):
+        return f"its baseline is of branches before {_OLDEST} only, which a dry run does not know: {', '.join(missing)}"
+    named = "; ".join(f"{what} {', '.join(names)}" for what, names in (("looked in", here), ("not set up:", missing)) if names)
+    return f"no branch that is here has its script ({named})"
+
+
+def _number(branch: str) -> tuple[int, ...]:
+    return installed.number(re.sub(r"RC\d+", "", branch))
 
 
 def _run_on(

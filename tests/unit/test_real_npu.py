@@ -7,9 +7,23 @@ import json
 import subprocess
 from pathlib import Path
 
-from real_npu import BLIND, WHY, RealRank, collect, find_scripts, kept, margin, markdown, read_jobs, with_dates, without_known
+from real_npu import (
+    BLIND,
+    WHY,
+    RealRank,
+    collect,
+    find_scripts,
+    kept,
+    margin,
+    markdown,
+    read_jobs,
+    run_job,
+    with_dates,
+    without_known,
+)
 
 from mindspeed_dryrun.engines.torch_npu.margin import margin_sentence
+from mindspeed_dryrun.launch.run import Execution
 
 HEADER = "job,rank,max_allocated_mb,allocated_mb,script,branches\n"
 
@@ -30,6 +44,15 @@ def test_jobs_and_the_newest_branch_that_has_the_script(tmp_path: Path) -> None:
     moved.parent.mkdir(parents=True)
     moved.touch()
     assert find_scripts(job, tmp_path) == [("26.0.0", moved)]
+
+
+def test_why_a_job_without_a_script_did_not_run(tmp_path: Path) -> None:
+    file = tmp_path / "real.csv"
+    file.write_text(HEADER + "old,0,200.0,100.0,tests/old.sh,1.0.RC3 2.1.0\nnew,0,200.0,100.0,tests/new.sh,2.1.0 26.0.0\n")
+    (tmp_path / "26.0.0").mkdir()
+    old, new = (run_job(job, tmp_path, tmp_path, Execution())[0].error for job in read_jobs(file))
+    assert old == "its baseline is of branches before 2.2.0 only, which a dry run does not know: 1.0.RC3, 2.1.0"
+    assert new == "no branch that is here has its script (looked in 26.0.0; not set up: 2.1.0)"
 
 
 def test_baselines_of_several_branches_become_one_job(tmp_path: Path) -> None:
