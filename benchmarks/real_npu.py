@@ -164,7 +164,7 @@ def read_jobs(file: Path) -> list[RealJob]:
     jobs = []
     for (name, branches), rows in groups.items():
         names = tuple(branches.split())
-        current = names[0].startswith("26.") or names[0] == "master"
+        current = names[0].removeprefix("v").startswith("26.") or names[0] == "master"
         ranks = tuple(
             RealRank(
                 job=name,
@@ -238,7 +238,7 @@ def _absent(job: RealJob, stacks: Path) -> str:
 
 
 def _number(branch: str) -> tuple[int, ...]:
-    return installed.number(re.sub(r"RC\d+", "", branch))
+    return installed.number(re.sub(r"RC\d+", "", branch))  # a tag has a v in front
 
 
 def _run_on(
@@ -322,8 +322,8 @@ def markdown(ranks: Iterable[RealRank], versions: str, why: str = "") -> str:
         "Real: the baselines of upstream's own CI (Ascend/MindSpeed-LLM, `tests/**/baseline*/*.json`), read on Ascend NPUs after the",
         "first iteration; the card and the versions of torch_npu and CANN are not stated, and some baselines are older than the",
         "branch they stand in: *since* is the day on which their figures were first committed. Upstream's test passes with any memory",
-        "below its baseline, so that one that is too high is not renewed (`tests/test_tools/test_ci_st.py`). "
-        f"Ours: the same script, {versions}, no NPU, no CANN. One thing is told that",
+        "below its baseline, so that one that is too high is not renewed (`tests/test_tools/test_ci_st.py`). Ours: the same script,",
+        f"{versions}, no NPU, no CANN. One thing is told that",
         f"CI's files would tell: the length of Alpaca's samples where a script does not pad them (`--sample-length {ALPACA_TOKENS}`, an estimate of",
         "the mean from its size in bytes; the jobs are marked with *). The longest sample of a batch decides the maximum: there ours may be below.",
         "The estimate was made after 64 and 128 tokens had been tried against these baselines, so the marked rows are not a blind test.",
