@@ -25,6 +25,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 from mindspeed_dryrun.errors import DryRunError
@@ -270,7 +271,7 @@ def _run_on(
         line = _LINE.search(log)
         if rank.status.broken or not line:
             error = rank.error or "it prints no memory line after the first iteration"
-            result.append(dataclasses.replace(real, branch=branch, error=" ".join(error.split())[:160]))
+            result.append(dataclasses.replace(real, branch=branch, error=shorten(error, 200, placeholder=" …")))
             continue
         result.append(dataclasses.replace(real, branch=branch, allocated=float(line[1]), maximum=float(line[2])))
     return result
@@ -452,7 +453,7 @@ def _all(jobs: Iterable[RealJob], done: dict[str, list[dict[str, object]]], stac
 def _plain(error: str, stacks: Path) -> str:
     """An error without colours and without the folders of this machine."""
     text = re.sub(r"\x1b\[[\d;]*m", "", error).replace(f"{stacks}/", "")
-    return text if len(text) < 160 else text.split(". ", 1)[0] + "."
+    return text if len(text) <= 200 else text.split(". ", 1)[0] + "."
 
 
 def _versions() -> str:
