@@ -4,6 +4,7 @@
     python benchmarks/real_npu.py … --only 'qwen3_*' --only 'tune_*' --classes 1
     python benchmarks/real_npu.py all.csv --stacks DIR --collect     # writes the CSV, from the baselines in the checkouts
     python benchmarks/real_npu.py real_npu_ranks.csv … --blind all.csv   # what the first CSV lacks gets a table of its own
+    python benchmarks/real_npu.py real_npu_ranks.csv … --history DIR     # says since when each baseline stands, by DIR's commits
 
 The CSV holds a row for each real rank: job, script, branches, allocated and max allocated (MB) after the first iteration. DIR of
 `--stacks` holds checkouts BRANCH/{MindSpeed-LLM,MindSpeed,Megatron-LM}; a job runs on the newest of its branches that is there.
@@ -19,14 +20,17 @@ import json
 import os
 import re
 import shutil
+import subprocess
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 from mindspeed_dryrun.errors import DryRunError
 from mindspeed_dryrun.launch.plan import choose_ranks
+from mindspeed_dryrun.launch.releases import RELEASES
 from mindspeed_dryrun.launch.run import Execution, dry_run_job, read_job
 from mindspeed_dryrun.launch.trainers import CORE_MS
 from mindspeed_dryrun.rank import installed
@@ -43,6 +47,7 @@ ALPACA = ("alpaca", "train-00000-of-00001-a09b74b3ef9c3b56")
 ALPACA_TOKENS = 91
 ALLOCATED_MB, MAX_PERCENT, SHORT_PERCENT = 1.0, 1.0, -3.0  # the aims
 _ROUNDED = 0.1  # MB
+_OLDEST = next(iter(RELEASES))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +65,7 @@ class RealRank:
     error: str = ""
     samples_told: bool = False  # the length of its samples is the data set's mean, not the script's
     blind: bool = False  # not in the CSV that the engine was developed against
+    since: str = ""  # the day of the first commit that has these figures
 
     @property
     def difference(self) -> float | None:
@@ -90,7 +96,7 @@ class RealJob:
 def collect(stacks: Path) -> list[dict[str, object]]:
     """A row for each rank of every baseline below `tests/` of the checkouts; a job that says the same in several branches is one."""
     found: dict[tuple[str, tuple[tuple[int, float, float], ...]], list[tuple[str, str]]] = {}
-    trees = sorted(stacks.glob("*/MindSpeed-LLM"), key=lambda tree: installed.number(re.sub(r"RC\d+", "", tree.parent.name)))
+    trees = sorted(stacks.glob("*/MindSpeed-LLM"), key=lambda tree: _number(tree.parent.name))
     for tree in trees:
         for file in sorted((tree / "tests").rglob("*.json")):
             if not any("baseline" in part for part in file.parent.parts):
@@ -110,11 +116,44 @@ def collect(stacks: Path) -> list[dict[str, object]]:
 
 
 def _memory_rows(file: Path) -> list[dict[str, Any]]:
+    return _rows_of(file.read_text(encoding="utf-8"))
+
+
+def _rows_of(text: str) -> list[dict[str, Any]]:
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        found = json.loads(text)
     except ValueError:  # upstream keeps an empty file or two
         return []
     return found.get("memo info") or [] if isinstance(found, dict) else []
+
+
+def with_dates(job: RealJob, history: Path) -> RealJob:
+    """The job with the day on which its figures were first committed, on any branch of this clone of MindSpeed-LLM.
+
+    A baseline that is too high is not renewed: upstream's test of memory passes with any figure below it (tests/test_tools/test_ci_st.py).
+    """
+    real = {rank.rank: (rank.real_allocated, rank.real_max) for rank in job.ranks}
+    log = _git(history, "log", "--all", "--format=%cs %H", "--name-only", "--", f"*baseline*/{job.name}.json")
+    day = commit = since = ""
+    for line in log.splitlines():  # the newest first
+        if line.endswith(".json"):
+            found = _rows_of(_git(history, "show", f"{commit}:{line}"))
+            same = {row.get("rank"): (row.get("allocated memory"), row.get("max allocated memory")) for row in found}
+            if all(_same(figures, same.get(number)) for number, figures in real.items()):
+                since = min(since or day, day)
+        elif line:
+            day, commit = line.split()
+    return dataclasses.replace(job, ranks=tuple(dataclasses.replace(rank, since=since) for rank in job.ranks))
+
+
+def _same(figures: tuple[float, float], found: tuple[float | None, float | None] | None) -> bool:
+    return found is not None and all(
+        there is not None and abs(here - there) < _ROUNDED for here, there in zip(figures, found, strict=True)
+    )
+
+
+def _git(tree: Path, *words: str) -> str:
+    return subprocess.run(["git", "-C", str(tree), *words], capture_output=True, text=True, check=False).stdout
 
 
 def read_jobs(file: Path) -> list[RealJob]:
@@ -126,7 +165,7 @@ def read_jobs(file: Path) -> list[RealJob]:
     jobs = []
     for (name, branches), rows in groups.items():
         names = tuple(branches.split())
-        current = names[0].startswith("26.") or names[0] == "master"
+        current = names[0].removeprefix("v").startswith("26.") or names[0] == "master"
         ranks = tuple(
             RealRank(
                 job=name,
@@ -180,10 +219,7 @@ def run_job(job: RealJob, stacks: Path, records: Path, execution: Execution, cla
     """
     places = find_scripts(job, stacks)
     if not places:
-        return [
-            dataclasses.replace(rank, error=f"no branch that is here has its script ({_absent(job, stacks)})")
-            for rank in job.ranks
-        ]
+        return [dataclasses.replace(rank, error=_absent(job, stacks)) for rank in job.ranks]
     first: list[RealRank] = []
     for branch, script in places:
         ranks = _run_on(job, branch, script, stacks, records, execution, classes)
@@ -196,7 +232,14 @@ def run_job(job: RealJob, stacks: Path, records: Path, execution: Execution, cla
 def _absent(job: RealJob, stacks: Path) -> str:
     here = [branch for branch in job.branches if (stacks / branch).is_dir()]
     missing = [branch for branch in job.branches if branch not in here]
-    return "; ".join(f"{what} {', '.join(names)}" for what, names in (("looked in", here), ("not set up:", missing)) if names)
+    if not here and all(_number(branch) < _number(_OLDEST) for branch in missing):
+        return f"its baseline is of branches before {_OLDEST} only, which a dry run does not know: {', '.join(missing)}"
+    named = "; ".join(f"{what} {', '.join(names)}" for what, names in (("looked in", here), ("not set up:", missing)) if names)
+    return f"no branch that is here has its script ({named})"
+
+
+def _number(branch: str) -> tuple[int, ...]:
+    return installed.number(re.sub(r"RC\d+", "", branch))  # a tag has a v in front
 
 
 def _run_on(
@@ -228,7 +271,7 @@ def _run_on(
         line = _LINE.search(log)
         if rank.status.broken or not line:
             error = rank.error or "it prints no memory line after the first iteration"
-            result.append(dataclasses.replace(real, branch=branch, error=" ".join(error.split())[:160]))
+            result.append(dataclasses.replace(real, branch=branch, error=shorten(error, 200, placeholder=" …")))
             continue
         result.append(dataclasses.replace(real, branch=branch, allocated=float(line[1]), maximum=float(line[2])))
     return result
@@ -279,7 +322,9 @@ def markdown(ranks: Iterable[RealRank], versions: str, why: str = "") -> str:
         "",
         "Real: the baselines of upstream's own CI (Ascend/MindSpeed-LLM, `tests/**/baseline*/*.json`), read on Ascend NPUs after the",
         "first iteration; the card and the versions of torch_npu and CANN are not stated, and some baselines are older than the",
-        f"branch they stand in. Ours: the same script, {versions}, no NPU, no CANN. One thing is told that",
+        "branch they stand in: *since* is the day on which their figures were first committed. Upstream's test passes with any memory",
+        "below its baseline, so that one that is too high is not renewed (`tests/test_tools/test_ci_st.py`). Ours: the same script,",
+        f"{versions}, no NPU, no CANN. One thing is told that",
         f"CI's files would tell: the length of Alpaca's samples where a script does not pad them (`--sample-length {ALPACA_TOKENS}`, an estimate of",
         "the mean from its size in bytes; the jobs are marked with *). The longest sample of a batch decides the maximum: there ours may be below.",
         "The estimate was made after 64 and 128 tokens had been tried against these baselines, so the marked rows are not a blind test.",
@@ -300,11 +345,11 @@ def _table(ordered: Sequence[RealRank]) -> list[str]:
         f"- Of these, without the marked jobs: {summary([rank for rank in current if not rank.samples_told])}",
         f"- Older baselines, of which some still stand in 26.x: {summary([rank for rank in ordered if not rank.current])}",
         "",
-        "| job | branch | rank | allocated: real | ours | difference | max allocated: real | ours | difference |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| job | branch | since | rank | allocated: real | ours | difference | max allocated: real | ours | difference |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for rank in ordered:
-        head = f"| {rank.job}{'*' if rank.samples_told else ''} | {rank.branch} | {rank.rank} | {rank.real_allocated:.1f} "
+        head = f"| {rank.job}{'*' if rank.samples_told else ''} | {rank.branch} | {rank.since} | {rank.rank} | {rank.real_allocated:.1f} "
         if rank.allocated is None or rank.maximum is None:
             lines.append(head + f"| – | – | {rank.real_max:.1f} | – | did not run: {rank.error.replace('|', '/')} |")
             continue
@@ -325,6 +370,7 @@ def main() -> None:
     parser.add_argument("--margin", type=Path, help="file for the margin (mindspeed_dryrun/engines/torch_npu/margin.json)")
     parser.add_argument("--only", action="append", default=[], metavar="PATTERN", help="jobs by name")
     parser.add_argument("--blind", type=Path, metavar="CSV", help="baselines; those that the first CSV lacks are run, too")
+    parser.add_argument("--history", type=Path, metavar="DIR", help="a clone of MindSpeed-LLM with all its commits")
     parser.add_argument("--classes", type=int, default=0, metavar="N", help="rank classes of each job; 0: all")
     parser.add_argument("--jobs", type=int, default=1, help="ranks at a time")
     parser.add_argument("--timeout", type=float, default=900.0, metavar="S", help="for each rank")
@@ -346,6 +392,7 @@ def main() -> None:
     execution = Execution(jobs=args.jobs, timeout_s=args.timeout)
     jobs = read_jobs(args.csv)
     jobs += without_known(read_jobs(args.blind), jobs) if args.blind else []
+    jobs = [with_dates(job, args.history) for job in jobs] if args.history else jobs
     for job in jobs:
         wanted = not args.only or any(fnmatch(job.key, pattern) for pattern in args.only)
         if not wanted or (job.key in done and not args.again):
@@ -393,6 +440,7 @@ def _all(jobs: Iterable[RealJob], done: dict[str, list[dict[str, object]]], stac
             known = {
                 "current": job.ranks[0].current,
                 "blind": job.ranks[0].blind,
+                "since": job.ranks[0].since,
                 "samples_told": bool(script and _sample_length(script)),
             }
             made = [RealRank(**{**row, **known}) for row in rows]  # type: ignore[arg-type]
@@ -405,7 +453,7 @@ def _all(jobs: Iterable[RealJob], done: dict[str, list[dict[str, object]]], stac
 def _plain(error: str, stacks: Path) -> str:
     """An error without colours and without the folders of this machine."""
     text = re.sub(r"\x1b\[[\d;]*m", "", error).replace(f"{stacks}/", "")
-    return text if len(text) < 160 else text.split(". ", 1)[0] + "."
+    return text if len(text) <= 200 else text.split(". ", 1)[0] + "."
 
 
 def _versions() -> str:

@@ -4,11 +4,26 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import subprocess
 from pathlib import Path
 
-from real_npu import BLIND, WHY, RealRank, collect, find_scripts, kept, margin, markdown, read_jobs, without_known
+from real_npu import (
+    BLIND,
+    WHY,
+    RealRank,
+    collect,
+    find_scripts,
+    kept,
+    margin,
+    markdown,
+    read_jobs,
+    run_job,
+    with_dates,
+    without_known,
+)
 
 from mindspeed_dryrun.engines.torch_npu.margin import margin_sentence
+from mindspeed_dryrun.launch.run import Execution
 
 HEADER = "job,rank,max_allocated_mb,allocated_mb,script,branches\n"
 
@@ -29,6 +44,15 @@ def test_jobs_and_the_newest_branch_that_has_the_script(tmp_path: Path) -> None:
     moved.parent.mkdir(parents=True)
     moved.touch()
     assert find_scripts(job, tmp_path) == [("26.0.0", moved)]
+
+
+def test_why_a_job_without_a_script_did_not_run(tmp_path: Path) -> None:
+    file = tmp_path / "real.csv"
+    file.write_text(HEADER + "old,0,200.0,100.0,tests/old.sh,1.0.RC3 2.1.0\nnew,0,200.0,100.0,tests/new.sh,2.1.0 26.0.0\n")
+    (tmp_path / "26.0.0").mkdir()
+    old, new = (run_job(job, tmp_path, tmp_path, Execution())[0].error for job in read_jobs(file))
+    assert old == "its baseline is of branches before 2.2.0 only, which a dry run does not know: 1.0.RC3, 2.1.0"
+    assert new == "no branch that is here has its script (looked in 26.0.0; not set up: 2.1.0)"
 
 
 def test_baselines_of_several_branches_become_one_job(tmp_path: Path) -> None:
@@ -54,6 +78,29 @@ def test_baselines_of_several_branches_become_one_job(tmp_path: Path) -> None:
     ]
 
 
+def test_since_when_a_baseline_has_its_figures(tmp_path: Path) -> None:
+    def commit(day: str, file: str, allocated: float) -> None:
+        path = tmp_path / "tests" / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({"memo info": [{"rank": 0, "allocated memory": allocated, "max allocated memory": 200.0}]}))
+        stamp = {"GIT_AUTHOR_DATE": f"{day}T00:00:00Z", "GIT_COMMITTER_DATE": f"{day}T00:00:00Z"}
+        for words in (["add", "-A"], ["-c", "user.name=x", "-c", "user.email=x@x", "commit", "-qm", day]):
+            subprocess.run(
+                ["git", "-C", tmp_path, *words], check=True, env={"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), **stamp}
+            )
+
+    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    commit("2024-01-02", "baseline/qwen.json", 90.0)
+    commit("2025-03-04", "baseline/qwen.json", 100.0)
+    (tmp_path / "tests/baseline/qwen.json").unlink()
+    commit("2026-05-06", "st/baseline_results/qwen.json", 100.0)  # moved, with the same figures
+    csv = tmp_path / "real.csv"
+    csv.write_text(HEADER + "qwen,0,200.0,100.0,,26.1.0\nglm,0,200.0,100.0,,26.1.0\n")
+    dated = [with_dates(job, tmp_path).ranks[0] for job in read_jobs(csv)]
+    assert [one.since for one in dated] == ["2025-03-04", ""]
+    assert "| qwen | 26.1.0 | 2025-03-04 | 0 | 100.0 |" in markdown(dated, "torch_npu X")
+
+
 def test_the_table_has_every_rank_and_the_margin_only_those_that_ran() -> None:
     ranks = [rank(0, allocated=100.5, maximum=199.0), rank(1, allocated=90.0, maximum=180.0), rank(2)]
     text = markdown(ranks, "torch_npu X")
@@ -75,7 +122,7 @@ def test_what_the_engine_was_not_developed_against_has_a_table_of_its_own(tmp_pa
     found = [one for job in without_known(read_jobs(every), read_jobs(known)) for one in job.ranks]
     assert [(one.job, one.rank, one.blind) for one in found] == [("qwen", 1, True), ("glm", 0, True)]
     text = markdown([rank(0), *found], "torch_npu X")
-    assert text.index("| qwen | 26.1.0 | 0 |") < text.index(BLIND) < text.index("| glm | 26.1.0 | 0 |")
+    assert text.index("| qwen | 26.1.0 |  | 0 |") < text.index(BLIND) < text.index("| glm | 26.1.0 |  | 0 |")
     assert BLIND not in markdown([rank(0)], "torch_npu X")
 
 

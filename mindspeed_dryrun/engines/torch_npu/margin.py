@@ -18,6 +18,6 @@ def margin_sentence() -> str:
         f"the torch_npu engine is EXPERIMENTAL. On {now['ranks']} ranks of {now['jobs']} jobs that upstream's CI ran on real "
         f"NPUs with 26.x, its max allocated after the first iteration was between {now['lowest_percent']:+.1f} % and "
         f"{now['highest_percent']:+.1f} % of the real one, within 1 % on {now['within_1_percent']}; on {then['ranks']} ranks "
-        f"of older baselines, whose CANN took more, it was as low as {then['lowest_percent']:+.1f} %. It may be too LOW "
+        f"of baselines of an older CANN and MindSpeed it was as low as {then['lowest_percent']:+.1f} %. It may be too LOW "
         "(docs/real_npu.md)"
     )
