@@ -269,15 +269,21 @@ def _every_class(table: Table) -> list[str]:
         "result",
     ]
     lines = _markdown(header, [_in_full(row) for row in table.rows])
-    return [*lines, "", *_NOTES[table.release]] if table.release in _NOTES else lines
+    earlier = any(row.earlier for row in table.rows)
+    notes = [*(_EARLIER.get(table.release, ()) if earlier else ()), *_NOTES.get(table.release, ())]
+    return [*lines, "", *notes] if notes else lines
 
 
 # To tables of every rank class.
+_EARLIER = {
+    "2.2.0": (
+        "Rows with a dagger were counted by an earlier state of this package, on the branches 2.2.0 of MindSpeed-LLM and MindSpeed, which",
+        "have fixes that the tags lack: see above for what the tags do.",
+    ),
+}
 _NOTES = {
     "2.2.0": (
-        "At the tags. Rows with a dagger were counted by an earlier state of this package, on the branches 2.2.0 of MindSpeed-LLM and",
-        "MindSpeed, which have fixes that the tags lack: see above for what the tags do. Some DeepSeek scripts ask for far more than a",
-        "card has because they lack `--moe-ffn-hidden-size`: the report says so.",
+        "Some DeepSeek scripts ask for far more than a card has because they lack `--moe-ffn-hidden-size`: the report says so.",
     ),
 }
 
