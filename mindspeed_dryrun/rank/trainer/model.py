@@ -33,6 +33,7 @@ from mindspeed_dryrun.rank.trainer import (
     lora,
     multi_token,
     recompute,
+    releases,
     rotary,
 )
 from mindspeed_dryrun.rank.trainer import reuse_fp32 as reuse
@@ -217,7 +218,7 @@ def layer_spec(settings: Settings, norm: ModuleSpec, number: int, real: bool = F
         return ModuleSpec(module=layers.NoopLayer)
     mlp = experts.expert_layer(settings) if settings.has_experts(number) else experts.dense_layer(settings, norm)
     return ModuleSpec(
-        module=TransformerLayer,
+        module=layers.HalvedLayer if releases.since("26.1.0") else TransformerLayer,
         submodules=TransformerLayerSubmodules(
             input_layernorm=norm,
             self_attention=attention_spec(settings, norm),
