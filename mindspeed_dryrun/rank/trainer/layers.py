@@ -50,13 +50,25 @@ class RMSNorm(torch.nn.Module):  # type: ignore[misc]
         return wide.type_as(x) * weight
 
 
+class LinearsRMSNorm(RMSNorm):
+    """The norm that a linear layer of Transformer Engine starts with, as MindSpeed writes it: in the precision of its input."""
+
+    # `_rmsnorm`: https://gitcode.com/Ascend/MindSpeed/blob/v26.0.0_core_r0.12.1/mindspeed/te/pytorch/module/layernorm_column_parallel_linear.py#L226
+
+    def forward(self, x: Any) -> Any:
+        if self.settings.use_fused_rmsnorm:
+            return torch_npu.npu_rms_norm(x, self.weight, epsilon=self.eps)[0]
+        return (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps)) * self.weight
+
+
 class Norm:
     """What a layer spec builds where it says "a norm"."""
 
-    def __new__(cls, config: Any, hidden_size: int, settings: Settings, eps: float = 1e-5) -> Any:
+    def __new__(cls, config: Any, hidden_size: int, settings: Settings, eps: float = 1e-5, in_linear: bool = False) -> Any:
         if config.normalization == "LayerNorm":
             return torch.nn.LayerNorm(hidden_size, eps=eps)
-        return RMSNorm(settings, hidden_size, eps, config.sequence_parallel)
+        kind = LinearsRMSNorm if in_linear else RMSNorm
+        return kind(settings, hidden_size, eps, config.sequence_parallel)
 
 
 @functools.cache
