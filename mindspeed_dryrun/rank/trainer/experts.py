@@ -77,8 +77,8 @@ class GroupedExperts(GroupedMLP):  # type: ignore[misc]
         second = self.weight2.view(self.num_local_experts, -1, self.config.hidden_size)
         hidden = self._product(tokens, first, tokens_per_expert, self.weight1)
         if not self.recomputes_activation:
-            hidden = self.activation_func_with_probs(hidden, probabilities.unsqueeze(-1))
-            return self._product(hidden, second, tokens_per_expert, self.weight2), None
+            activated = self.activation_func_with_probs(hidden, probabilities.unsqueeze(-1))
+            return self._product(activated, second, tokens_per_expert, self.weight2), None
         held = recompute.WithoutOutput()
         activated = held.run(self.activation_func_with_probs, hidden, probabilities.unsqueeze(-1))
         output = self._product(activated, second, tokens_per_expert, self.weight2)
