@@ -117,7 +117,10 @@ class LatentAttention(MegatronModule):  # type: ignore[misc]
         normed = self.kv_layernorm(compressed)
         plain_key, value = self._raised(self.kv_up, normed, heads, [settings.qk_head_dim, settings.v_head_dim])
         if rotary_pos_emb is not None:
-            query_positions, key_positions = (self._rotated(x, rotary_pos_emb) for x in (query_positions, key_positions))
+            query_positions = self._in_halves(query_positions)
+            key_positions = self._in_halves(key_positions)
+            query_positions = self._rotated(query_positions, rotary_pos_emb)
+            key_positions = self._rotated(key_positions, rotary_pos_emb)
         key_positions = key_positions.expand(*key_positions.shape[:2], self.heads, key_positions.shape[3])
         query = torch.cat([plain_query, query_positions], dim=-1)
         key = torch.cat([plain_key, key_positions], dim=-1)
@@ -143,9 +146,13 @@ class LatentAttention(MegatronModule):  # type: ignore[misc]
             return first, second
         return outputs[0].view(*heads, -1), outputs[1].view(*heads, -1)
 
+    def _in_halves(self, x: Any) -> Any:
+        """From 26.0.0 on the rotary embedding itself does so."""
+        if self.settings.rope_scaling_type != "yarn" or releases.since("26.0.0"):
+            return x
+        *shape, size = x.shape
+        return x.view(*shape, size // 2, 2).transpose(4, 3).reshape(*shape, size)
+
     def _rotated(self, x: Any, rotary_pos_emb: Any) -> Any:
-        if self.settings.rope_scaling_type == "yarn" and not releases.since("26.0.0"):
-            *shape, size = x.shape
-            x = x.view(*shape, size // 2, 2).transpose(4, 3).reshape(*shape, size)
         # The function that `layers.install` puts there.
         return megatron_attention.apply_rotary_pos_emb(x, rotary_pos_emb, config=self.config)
