@@ -361,6 +361,25 @@ CASES = {
     "MLA, Ulysses 2": Case(2, LATENT + ULYSSES2 + " --q-lora-rank 384"),
     "multi-token prediction, Ulysses 2": Case(2, PREDICT + ULYSSES2),
     "multi-token prediction, LoRA": tuning(2, PP2 + PREDICT + LORA),
+    "MLA, plain rotary, TP 2": Case(2, LATENT.partition("--rope-scaling-type")[0] + TP2 + " --q-lora-rank 384 --sequence-parallel"),
+    "MLA, rotary in steps": Case(2, LATENT + " --q-lora-rank 384", without="--use-fused-rotary-pos-emb"),
+    "MLA, BNSD, TP 2, experts, block by block": experts(
+        4, GROUPED + TP2 + EP2 + LATENT + " --q-lora-rank 384 --shape-order BNSD --recompute-granularity full --recompute-method block"
+        " --recompute-num-layers 1"
+    ),
+    "TP extends EP, without TP": experts(2, GROUPED + EP2 + " --moe-tp-extend-ep"),
+    "allgather, shared experts, VPP 2": experts(
+        4, EP2 + PP2 + " --moe-grouped-gemm --moe-token-dispatcher-type allgather --n-shared-experts 1 --num-layers 8"
+        " --num-layers-per-virtual-pipeline-stage 2"
+    ),
+    "zero memory, EP 4, PP 2, shared experts": experts(
+        8, GROUPED + EP4 + PP2 + OVERLAP + " --moe-zero-memory level0 --n-shared-experts 2 --reuse-fp32-param"
+    ),
+    "DPO, experts, TP 2, PP 2": Case(8, DPO + MOE + GROUPED + TP2 + EP2 + PP2, "posttrain_gpt.py"),
+    "SFT, norms in steps": Case(
+        2, TUNE + PP2 + " --variable-seq-lengths --transformer-impl transformer_engine", "posttrain_gpt.py",
+        without="--use-fused-rmsnorm", releases=("26.1.0",)
+    ),
     "zero memory, overlapped": experts(2, GROUPED + EP2 + OVERLAP + " --moe-zero-memory level0"),
     "zero memory, activations, SFT, PP 2": tuning(
         4, MOE + GROUPED + EP2 + PP2 + OVERLAP + " --moe-zero-memory level0 --n-shared-experts 1"

@@ -4,7 +4,8 @@
 
 Both trainers run cases of moe_accuracy.py with every allocation recorded. Of the second iteration, forward and backward passes,
 all tensors above 2 KB are compared in the order in which they are made: by operator, size and lifetime, which is how many others
-are made before a tensor is gone. Smaller ones are counts and scalars. What each trainer reads as data is left out.
+are made before a tensor is gone. Smaller ones are counts and scalars. What each trainer reads as data is left out. Names of one
+operator (`SAME`) count as equal; sizes are compared all the same.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import json
 import os
 import shutil
 import sys
-from bisect import bisect
+from bisect import bisect, bisect_left
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +29,14 @@ from mindspeed_dryrun.launch.run import Execution, dry_run_job
 from mindspeed_dryrun.record.run_spec import RunSpec
 
 SMALLEST = 2048
+SHOWN = 6  # differences of a case that its row names; the records name all
+# One operator under two names: with counts as a list of numbers, or as a tensor; with a number, or a tensor of one element.
+SAME = {
+    "GmmV2": "Gmm",
+    "GmmV2Backward": "GmmBackward",
+    "GmmV2BackwardFusion": "GmmBackwardFusion",
+    "SubScalar": "SubExt",
+}
 CHOSEN = (
     "alltoall_seq, EP 4",
     "alltoall_seq, EP 2, PP 2, recomputed",
@@ -57,8 +66,11 @@ class Tensor:
 
     operator: str
     size: int
-    lifetime: int  # tensors made before this one was gone
+    end: int  # tensors made before this one was gone
     line: str  # where the trainer called the operator
+
+    def __str__(self) -> str:
+        return f"{self.operator} {self.size} {self.line}"
 
 
 def tensors(path: Path) -> list[Tensor]:
@@ -72,12 +84,12 @@ def tensors(path: Path) -> list[Tensor]:
     starts = [int(row["start_time_stamp"]) for row in rows]
     return [
         Tensor(
-            operator=row["node_name"],
+            operator=SAME.get(row["node_name"], row["node_name"]),
             size=int(row["size"]),
-            lifetime=bisect(starts, int(row["end_time_stamp"])) - index,
+            end=bisect(starts, int(row["end_time_stamp"])),
             line=_line(row),
         )
-        for index, row in enumerate(rows)
+        for row in rows
     ]
 
 
@@ -111,7 +123,7 @@ class Row:
     def markdown(self) -> str:
         if self.problem:
             return f"| {self.case} | {self.rank} | {self.problem} | | | |"
-        where = "; ".join(self.lines)
+        where = "; ".join(self.lines[:SHOWN]) + (f"; {len(self.lines) - SHOWN} more" if len(self.lines) > SHOWN else "")
         return (
             f"| {self.case} | {self.rank} | {self.upstream} | {self.embedded} | {self.operators} | {self.lifetimes} | {where} |"
         )
@@ -120,20 +132,26 @@ class Row:
 def compare(case: str, rank: int, ours: list[Tensor], theirs: list[Tensor]) -> Row:
     """How many tensors have no counterpart (another operator or size), and how many live longer or shorter."""
     kinds = [[(tensor.operator, tensor.size) for tensor in tensors] for tensors in (ours, theirs)]
-    operators = lifetimes = 0
+    operators = 0
     lines: dict[str, None] = {}
+    pairs: list[tuple[int, int]] = []
     for tag, start, end, other, other_end in difflib.SequenceMatcher(None, *kinds, autojunk=False).get_opcodes():
-        if tag != "equal":
-            operators += max(end - start, other_end - other)
-            lines |= dict.fromkeys(f"{tensor.operator} {tensor.line}" for tensor in ours[start:end] + theirs[other:other_end])
+        if tag == "equal":
+            pairs += zip(range(start, end), range(other, other_end), strict=True)
             continue
-        pairs = zip(ours[start:end], theirs[other:other_end], strict=True)
-        differing = [(mine, its) for mine, its in pairs if mine.lifetime != its.lifetime]
-        lifetimes += len(differing)
-        if not operators:
-            lines |= dict.fromkeys(f"{its.operator} {its.line} {mine.lifetime - its.lifetime:+d}" for mine, its in differing)
+        operators += max(end - start, other_end - other)
+        lines |= dict.fromkeys(f"only embedded: {tensor}" for tensor in ours[start:end])
+        lines |= dict.fromkeys(f"only MindSpeed-LLM: {tensor}" for tensor in theirs[other:other_end])
+    # Counted in pairs: a tensor that only one of them makes is no longer life of those around it.
+    places = [[pair[side] for pair in pairs] for side in (0, 1)]
+    lifetimes = 0
+    for mine, its in pairs:
+        longer = bisect_left(places[0], ours[mine].end) - bisect_left(places[1], theirs[its].end)
+        if longer:
+            lifetimes += 1
+            lines[f"{theirs[its]} {longer:+d}"] = None
     sizes = {"embedded": len(ours), "upstream": len(theirs)}
-    return Row(case=case, rank=rank, operators=operators, lifetimes=lifetimes, lines=tuple(lines)[:6], **sizes)
+    return Row(case=case, rank=rank, operators=operators, lifetimes=lifetimes, lines=tuple(lines), **sizes)
 
 
 def run(case: str, out: Path, release: str) -> list[Row]:

@@ -123,6 +123,11 @@ class Settings(TrainerFlags):
         # `_transformer_block_build_layers`: https://gitcode.com/Ascend/MindSpeed-LLM/blob/v2.2.0/mindspeed_llm/core/transformer/transformer_block.py#L104
         return bool(self.first_k_dense_replace and self.moe_layer_freq)
 
+    @property
+    def folds_norms(self) -> bool:
+        """Layers whose linear layers start with a norm: Transformer Engine's, from 26.0.0 on, and those of qwen3_spec."""
+        return self.transformer_impl == "transformer_engine" and (self.spec is None or self._layers_of("qwen3_spec"))
+
     def _layers_of(self, *specs: str) -> bool:
         return bool(self.spec and self.spec.rpartition(".")[2] in specs)
 

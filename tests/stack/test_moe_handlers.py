@@ -78,6 +78,12 @@ for name in dir(parallel_state):
     if name.startswith("get_"):
         value = None if name.endswith("group") else 1 if name.endswith("world_size") else 0
         setattr(parallel_state, name, lambda *_, value=value, **__: value)
+# From 26.0.0 on MindSpeed's layers name classes of this module when they are imported; its own start-up puts stand-ins in place
+# of transformer_engine, too. No dispatcher uses one.
+extension = ModuleType("megatron.core.extensions.transformer_engine")
+for name in ("TEDelayedScaling", "TENorm"):
+    setattr(extension, name, type(name, (), {}))
+sys.modules[extension.__name__] = extension
 module_name, class_name = named.split(":")
 dispatcher_class = getattr(importlib.import_module(module_name), class_name)
 for name, module in list(sys.modules.items()):

@@ -33,12 +33,15 @@ from mindspeed_dryrun.rank.trainer.grouped import exchange, weights_gradient_in_
 
 
 class GroupedProduct(torch.autograd.Function):  # type: ignore[misc]
-    """The tokens of each expert times its weights, in one operator (MindSpeed's `GMMFunction`, mindspeed/ops/gmm.py)."""
+    """The tokens of each expert times its weights, in one operator (MindSpeed's `GMMFunction`, mindspeed/ops/gmm.py).
+
+    Where experts' tokens end is a list of numbers, or a tensor, which MindSpore has another operator for.
+    """
 
     # `GMMFunction`: https://gitcode.com/Ascend/MindSpeed/blob/v2.2.0_core_r0.12.1/mindspeed/ops/gmm.py#L20
 
     @staticmethod
-    def forward(ctx: Any, original_weight: Any, x: Any, weight: Any, group_list: list[int], fused: bool) -> Any:
+    def forward(ctx: Any, original_weight: Any, x: Any, weight: Any, group_list: Any, fused: bool) -> Any:
         ctx.save_for_backward(x, weight, original_weight)
         ctx.group_list, ctx.fused = group_list, fused
         return math_func.gmm([x], [weight], [], group_list, 0, 0)[0]
@@ -74,8 +77,8 @@ class GroupedExperts(GroupedMLP):  # type: ignore[misc]
         second = self.weight2.view(self.num_local_experts, -1, self.config.hidden_size)
         hidden = self._product(tokens, first, tokens_per_expert, self.weight1)
         if not self.recomputes_activation:
-            hidden = self.activation_func_with_probs(hidden, probabilities.unsqueeze(-1))
-            return self._product(hidden, second, tokens_per_expert, self.weight2), None
+            activated = self.activation_func_with_probs(hidden, probabilities.unsqueeze(-1))
+            return self._product(activated, second, tokens_per_expert, self.weight2), None
         held = recompute.WithoutOutput()
         activated = held.run(self.activation_func_with_probs, hidden, probabilities.unsqueeze(-1))
         output = self._product(activated, second, tokens_per_expert, self.weight2)
@@ -93,7 +96,9 @@ class GroupedExperts(GroupedMLP):  # type: ignore[misc]
         return overlapped_experts.Products.apply(tokens, first, second, how, probabilities)
 
     def _product(self, x: Any, weight: Any, tokens_per_expert: Any, original_weight: Any) -> Any:
-        group_list = torch.cumsum(tokens_per_expert, dim=0).tolist()
+        # `npu_gmm` for MindSpore reads them back up to 2.2.0: https://gitcode.com/Ascend/MindSpeed/blob/v2.2.0_core_r0.12.1/mindspeed/mindspore/ops/gmm.py#L79
+        ends = torch.cumsum(tokens_per_expert, dim=0)
+        group_list = ends if releases.since("2.3.0") else ends.tolist()
         return GroupedProduct.apply(original_weight, x, weight, group_list, self.fused)
 
 
@@ -181,16 +186,17 @@ def expert_layer(settings: Settings) -> ModuleSpec:
     else:
         experts = ModuleSpec(module=SequentialMLP, submodules=linear)
     shared = ModuleSpec(module=SharedExpertMLP, params={"gate": settings.gated_shared_experts}, submodules=linear)
-    layer = MoELayer
+    layer: Any = MoELayer
+    params = {}
     if settings.moe_alltoall_overlap_comm and settings.moe_token_dispatcher_type == "alltoall":
         layer = overlapped_alltoall.OverlappedAllToAllLayer
     elif settings.moe_alltoall_overlap_comm:
-        layer = overlapped_experts.OverlappedLayer
+        layer, params = overlapped_experts.OverlappedLayer, {"extends": settings.moe_tp_extend_ep}
     elif settings.moe_tp_extend_ep:
         layer = extended_experts.ExtendedLayer
     elif settings.moe_router_load_balancing_type == "group_limited_greedy":
         layer = BalancedLayer
-    return ModuleSpec(module=layer, submodules=MoESubmodules(experts=experts, shared_experts=shared))
+    return ModuleSpec(module=layer, params=params, submodules=MoESubmodules(experts=experts, shared_experts=shared))
 
 
 def dense_layer(settings: Settings, norm: ModuleSpec) -> ModuleSpec:

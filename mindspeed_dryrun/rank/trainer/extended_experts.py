@@ -27,7 +27,7 @@ class ExtendedLayer(MoELayer):  # type: ignore[misc]
 
     # `All2AllSeqTpExtendEpMoELayerImpl`: https://gitcode.com/Ascend/MindSpeed/blob/v2.2.0_core_r0.12.1/mindspeed/core/transformer/moe/moe_feature/tp_extend_ep/moe_layer.py#L58
 
-    def __init__(self, config: Any, submodules: MoESubmodules, layer_number: int | None = None) -> None:
+    def __init__(self, config: Any, submodules: MoESubmodules, layer_number: int | None = None, *, extends: bool = True) -> None:
         MegatronModule.__init__(self, config)
         self.submodules = submodules
         self.layer_number = layer_number
@@ -40,6 +40,7 @@ class ExtendedLayer(MoELayer):  # type: ignore[misc]
         with _uncut_experts():
             self.experts = build_module(submodules.experts, self.num_local_experts, config)
         self.token_dispatcher = ExtendedDispatcher(self.num_local_experts, self.local_expert_indices, config=config)
+        self.token_dispatcher.extends = extends
         self.shared_experts = None
         if config.moe_shared_expert_intermediate_size is not None:
             self.shared_experts = build_module(submodules.shared_experts, config=config)
@@ -48,8 +49,8 @@ class ExtendedLayer(MoELayer):  # type: ignore[misc]
         probabilities, routing_map = self.router(hidden_states)
         shared = self.shared_experts(hidden_states) if self.shared_experts is not None else None
         tokens, counts, tokens_probabilities = self.token_dispatcher.token_permutation(hidden_states, probabilities, routing_map)
-        output, bias = self.experts(tokens, counts, tokens_probabilities)
-        output, bias = self.token_dispatcher.token_unpermutation(output, bias)
+        experts_output, bias = self.experts(tokens, counts, tokens_probabilities)
+        output, bias = self.token_dispatcher.token_unpermutation(experts_output, bias)
         if shared is not None:
             output = output + shared
         return output, bias
@@ -67,7 +68,12 @@ def _uncut_experts() -> Iterator[None]:
 
 
 class ExtendedDispatcher(MoEAlltoAllSEQTokenDispatcher):  # type: ignore[misc]
-    """One exchange of tokens between all ranks that have experts, with the hidden size uncut."""
+    """One exchange of tokens between all ranks that have experts, with the hidden size uncut.
+
+    Where nothing extends (`--moe-alltoall-overlap-comm` without TP) the counts are those of alltoall_seq's dispatcher.
+    """
+
+    extends: bool
 
     def counts(self, routing_map: Any) -> Any:
         """What upstream allocates to know how many tokens go where, before `preprocess` puts known counts in place."""
@@ -79,15 +85,19 @@ class ExtendedDispatcher(MoEAlltoAllSEQTokenDispatcher):  # type: ignore[misc]
             self.input_splits = local.reshape(ranks, self.num_local_experts).sum(axis=1).to(torch.device("cpu")).numpy()
             everywhere = tensor_parallel.gather_from_sequence_parallel_region(local, group=group)
             everywhere = everywhere.reshape(ranks, self.num_experts)
-            self.num_global_tokens_per_local_expert = everywhere[:, self.local_expert_indices]
+            # A copy of some columns, or a view, which keeps all of them.
+            local_experts: Any = self.local_expert_indices
+            if not self.extends:
+                local_experts = slice(self.local_expert_indices[0], self.local_expert_indices[-1] + 1)
+            self.num_global_tokens_per_local_expert = everywhere[:, local_experts]
             self.output_splits = self.num_global_tokens_per_local_expert.sum(axis=-1).to(torch.device("cpu")).numpy()
         else:
             self.num_global_tokens_per_local_expert = local.reshape(-1, self.num_experts)
         if self.num_local_experts > 1:
             by_expert = self.num_global_tokens_per_local_expert.view(-1, self.num_local_experts)
             self.num_global_tokens_per_local_expert_cpu = by_expert.to(torch.device("cpu"))
-            if parallel_state.get_tensor_model_parallel_world_size() > 1:
-                # `preprocess` gives it the size that it has with known counts. Without TP the dispatcher is alltoall_seq's.
+            if self.extends:
+                # `preprocess` gives it the size that it has with known counts.
                 self.global_input_tokens_local_experts_indices = torch.empty(0, dtype=torch.int32, device=routing_map.device)
         return self.num_global_tokens_per_local_expert.sum(axis=0)
 

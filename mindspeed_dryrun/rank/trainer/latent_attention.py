@@ -14,6 +14,7 @@ from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.spec_utils import ModuleSpec, build_module
 
 from mindspeed_dryrun.megatron.settings import Settings
+from mindspeed_dryrun.rank.trainer import releases
 
 
 class WholeLinear(torch.nn.Module):  # type: ignore[misc]
@@ -93,40 +94,50 @@ class LatentAttention(MegatronModule):  # type: ignore[misc]
         ]
 
     def forward(self, hidden_states: Any, attention_mask: Any, rotary_pos_emb: Any = None, **_: Any) -> tuple[Any, Any]:
+        return self.linear_proj(self._attended(hidden_states, attention_mask, rotary_pos_emb))  # type: ignore[no-any-return]
+
+    def _attended(self, hidden_states: Any, attention_mask: Any, rotary_pos_emb: Any) -> Any:
+        """One function, as upstream's: what it has a name for stays until attention is done."""
         settings = self.settings
         batch = hidden_states.shape[1]
         length = hidden_states.shape[0] * (settings.tensor_model_parallel_size if settings.sequence_parallel else 1)
-        query, key, value = self._projections(hidden_states, length, batch, rotary_pos_emb)
-        padded = self.head_size != settings.v_head_dim and not settings.mla_fa_without_pad
-        if padded:
-            query, key, value = self._padded(query, key, value)
-        output = self.core_attention(query, key, value, attention_mask, attn_mask_type=AttnMaskType.causal)
-        if not settings.mla_fa_without_pad:
-            output = output.view(length, batch, self.heads, -1)[:, :, :, : settings.v_head_dim]
-            output = output.reshape(length, batch, self.heads * settings.v_head_dim)
-        return self.linear_proj(output)  # type: ignore[no-any-return]
-
-    def _projections(self, hidden_states: Any, length: int, batch: int, rotary_pos_emb: Any) -> tuple[Any, Any, Any]:
-        settings = self.settings
+        heads = (length, batch, self.heads)
         together = self.linear_qkv(hidden_states)
         sizes = [self.query_rank, settings.kv_lora_rank, settings.qk_pos_emb_head_dim]
-        query, compressed, key_positions = torch.split(together, sizes, dim=-1)
-        heads = (length, batch, self.heads)
+        compressed_query, compressed, key_positions = torch.split(together, sizes, dim=-1)
         parts = [settings.qk_head_dim, settings.qk_pos_emb_head_dim]
         if self.q_layernorm is None:
-            plain_query, query_positions = torch.split(query.view(*heads, -1), parts, dim=-1)
+            plain_query, query_positions = torch.split(compressed_query.view(*heads, -1), parts, dim=-1)
         else:
-            plain_query, query_positions = self._raised(self.query_up, self.q_layernorm(query), heads, parts)
+            compressed_query = self.q_layernorm(compressed_query)
+            plain_query, query_positions = self._raised(self.query_up, compressed_query, heads, parts)
         if settings.sequence_parallel:
             key_positions = gather_from_sequence_parallel_region(key_positions)
         key_positions = key_positions.view(length, batch, 1, settings.qk_pos_emb_head_dim)
-        parts = [settings.qk_head_dim, settings.v_head_dim]
-        plain_key, value = self._raised(self.kv_up, self.kv_layernorm(compressed), heads, parts)
+        normed = self.kv_layernorm(compressed)
+        plain_key, value = self._raised(self.kv_up, normed, heads, [settings.qk_head_dim, settings.v_head_dim])
         if rotary_pos_emb is not None:
-            query_positions, key_positions = (self._rotated(x, rotary_pos_emb) for x in (query_positions, key_positions))
+            query_positions = self._in_halves(query_positions)
+            key_positions = self._in_halves(key_positions)
+            query_positions = self._rotated(query_positions, rotary_pos_emb)
+            key_positions = self._rotated(key_positions, rotary_pos_emb)
         key_positions = key_positions.expand(*key_positions.shape[:2], self.heads, key_positions.shape[3])
         query = torch.cat([plain_query, query_positions], dim=-1)
-        return query, torch.cat([plain_key, key_positions], dim=-1), value
+        key = torch.cat([plain_key, key_positions], dim=-1)
+        if self.head_size != settings.v_head_dim and not settings.mla_fa_without_pad:
+            # The operator takes heads of one size; its padding is cut off again afterwards.
+            width = self.head_size
+            if settings.shape_order != "BNSD":
+                widest = max(width, settings.v_head_dim)
+                width = math.ceil(widest / settings.padded_base_length) * settings.padded_base_length
+                query = F.pad(query, [0, width - self.head_size])
+                key = F.pad(key, [0, width - self.head_size])
+            value = F.pad(value, [0, width - settings.v_head_dim])
+        output = self.core_attention(query, key, value, attention_mask, attn_mask_type=AttnMaskType.causal)
+        if not settings.mla_fa_without_pad:
+            output = output.view(*heads, -1)[:, :, :, : settings.v_head_dim]
+            output = output.reshape(length, batch, self.heads * settings.v_head_dim)
+        return output
 
     def _raised(self, products: Any, x: Any, heads: tuple[int, int, int], parts: list[int]) -> tuple[Any, Any]:
         outputs = [product(x)[0] for product in products]
@@ -135,19 +146,13 @@ class LatentAttention(MegatronModule):  # type: ignore[misc]
             return first, second
         return outputs[0].view(*heads, -1), outputs[1].view(*heads, -1)
 
+    def _in_halves(self, x: Any) -> Any:
+        """From 26.0.0 on the rotary embedding itself does so."""
+        if self.settings.rope_scaling_type != "yarn" or releases.since("26.0.0"):
+            return x
+        *shape, size = x.shape
+        return x.view(*shape, size // 2, 2).transpose(4, 3).reshape(*shape, size)
+
     def _rotated(self, x: Any, rotary_pos_emb: Any) -> Any:
-        if self.settings.rope_scaling_type == "yarn":
-            *shape, size = x.shape
-            x = x.view(*shape, size // 2, 2).transpose(4, 3).reshape(*shape, size)
         # The function that `layers.install` puts there.
         return megatron_attention.apply_rotary_pos_emb(x, rotary_pos_emb, config=self.config)
-
-    def _padded(self, query: Any, key: Any, value: Any) -> tuple[Any, Any, Any]:
-        """The operator takes heads of one size; its padding is cut off again afterwards."""
-        settings = self.settings
-        if settings.shape_order == "BNSD":
-            return query, key, F.pad(value, [0, self.head_size - settings.v_head_dim])
-        widest = max(self.head_size, settings.v_head_dim)
-        width = math.ceil(widest / settings.padded_base_length) * settings.padded_base_length
-        query, key = (F.pad(x, [0, width - self.head_size]) for x in (query, key))
-        return query, key, F.pad(value, [0, width - settings.v_head_dim])

@@ -50,13 +50,25 @@ class RMSNorm(torch.nn.Module):  # type: ignore[misc]
         return wide.type_as(x) * weight
 
 
+class LinearsRMSNorm(RMSNorm):
+    """The norm that a linear layer of Transformer Engine starts with, as MindSpeed writes it: in the precision of its input."""
+
+    # `_rmsnorm`: https://gitcode.com/Ascend/MindSpeed/blob/v26.0.0_core_r0.12.1/mindspeed/te/pytorch/module/layernorm_column_parallel_linear.py#L226
+
+    def forward(self, x: Any) -> Any:
+        if self.settings.use_fused_rmsnorm:
+            return torch_npu.npu_rms_norm(x, self.weight, epsilon=self.eps)[0]
+        return (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps)) * self.weight
+
+
 class Norm:
     """What a layer spec builds where it says "a norm"."""
 
-    def __new__(cls, config: Any, hidden_size: int, settings: Settings, eps: float = 1e-5) -> Any:
+    def __new__(cls, config: Any, hidden_size: int, settings: Settings, eps: float = 1e-5, in_linear: bool = False) -> Any:
         if config.normalization == "LayerNorm":
             return torch.nn.LayerNorm(hidden_size, eps=eps)
-        return RMSNorm(settings, hidden_size, eps, config.sequence_parallel)
+        kind = LinearsRMSNorm if in_linear else RMSNorm
+        return kind(settings, hidden_size, eps, config.sequence_parallel)
 
 
 @functools.cache
@@ -144,6 +156,28 @@ class ScaledOutput(MegatronModule):  # type: ignore[misc]
         return output, bias
 
 
+_AS_IT_IS = torch.nn.Identity()
+
+
+class HalvedLayer(TransformerLayer):  # type: ignore[misc]
+    """The norm before the MLP belongs to the MLP's half, as in MindSpeed-LLM from 26.1.0 on: without gradients, what attention
+    was made of is gone by then."""
+
+    # `TransformerLayer._forward_mlp`: https://gitcode.com/Ascend/MindSpeed-LLM/blob/v26.1.0/mindspeed_llm/core/transformer/transformer_layer.py#L264
+
+    def _forward_attention(self, *args: Any, **kwargs: Any) -> Any:
+        norm: Any = self.pre_mlp_layernorm
+        self.pre_mlp_layernorm: Any = _AS_IT_IS
+        try:
+            return super()._forward_attention(*args, **kwargs)
+        finally:
+            self.pre_mlp_layernorm = norm
+
+    def _forward_mlp(self, attended: Any, residual: Any) -> Any:
+        normed = self.pre_mlp_layernorm(attended)
+        return super()._forward_mlp(normed, residual)
+
+
 def finish_layer(layer: TransformerLayer, settings: Settings) -> None:
     """Adds MiniCPM's residual scale (`--scale-depth`) and Gemma2's norms behind attention and MLP, where asked for."""
     scale = settings.scale_depth / math.sqrt(settings.num_layers) if settings.scale_depth is not None else None
@@ -171,14 +205,14 @@ class VocabularyEmbedding:
             local *= ~elsewhere
         else:
             local = ids
-        output = F.embedding(local, module.weight)
+        part = F.embedding(local, module.weight)
         if split:
-            output *= ~elsewhere[..., None]
+            part *= ~elsewhere[..., None]
         if module.reduce_scatter_embeddings:
-            output = output.transpose(0, 1).contiguous()
-            output = tensor_parallel.reduce_scatter_to_sequence_parallel_region(output)
+            part = part.transpose(0, 1).contiguous()
+            output = tensor_parallel.reduce_scatter_to_sequence_parallel_region(part)
         else:
-            output = tensor_parallel.reduce_from_tensor_model_parallel_region(output)
+            output = tensor_parallel.reduce_from_tensor_model_parallel_region(part)
         return output * self.scale if self.scale else output
 
 
@@ -214,7 +248,8 @@ def predicted_logits(logits: Any, target: Any, logits_max: Any, start: int, end:
     predicted *= ~elsewhere
     exponents = logits
     torch.exp(logits, out=exponents)
-    return elsewhere.float(), local, predicted, exponents.sum(dim=-1), exponents
+    sums = exponents.sum(dim=-1)
+    return elsewhere.float(), local, predicted, sums, exponents
 
 
 def gradient_operands(softmax: Any, target_mask: Any) -> tuple[Any, ...]:

@@ -190,10 +190,12 @@ class ColumnProduct(torch.autograd.Function):  # type: ignore[misc]
         x, compressed, weight, scaled, b = ctx.saved_tensors
         whole, gathering = _gather(compressed)
         flat = _flat(gradient)
-        compressed_gradient = flat.matmul(b)
+        # Under names of their own, as upstream has them: they stay until the function is left.
+        whole_compressed_gradient = flat.matmul(b)
         gathering.wait()
-        compressed_gradient, scattering = _scatter(compressed_gradient)
-        x_gradient = gradient.matmul(weight + b @ scaled)
+        compressed_gradient, scattering = _scatter(whole_compressed_gradient)
+        added = b @ scaled
+        x_gradient = gradient.matmul(weight + added)
         scattering.wait()
         part, scattering = _scatter(x_gradient)
         a_gradient, b_gradient = _gradients(flat, _flat(whole), compressed_gradient, _flat(x), ctx.scaling)
@@ -207,8 +209,8 @@ class RowProduct(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def forward(ctx: Any, x: Any, weight: Any, a: Any, b: Any, scaling: float) -> Any:
         scaled = a * scaling
-        compressed = torch.matmul(x, scaled.t())
-        compressed, scattering = _scatter(compressed)
+        whole_compressed = torch.matmul(x, scaled.t())
+        compressed, scattering = _scatter(whole_compressed)
         combined = weight + b @ scaled
         length, batch, _ = x.shape
         x = x.view(length * batch, -1)

@@ -33,6 +33,7 @@ from mindspeed_dryrun.rank.trainer import (
     lora,
     multi_token,
     recompute,
+    releases,
     reuse_fp32,
     rotary,
 )
@@ -224,14 +225,16 @@ def layer_spec(settings: Settings, norm: ModuleSpec, number: int, real: bool = F
     """
     if number in settings.layout.noop and not real:
         return ModuleSpec(module=layers.NoopLayer)
-    mlp = experts.expert_layer(settings) if settings.has_experts(number) else experts.dense_layer(settings, norm)
+    in_linear = ModuleSpec(module=layers.Norm, params={"settings": settings, "in_linear": True})
+    folded = settings.folds_norms and releases.since("26.0.0")
+    mlp = experts.expert_layer(settings) if settings.has_experts(number) else experts.dense_layer(settings, in_linear)
     return ModuleSpec(
-        module=TransformerLayer,
+        module=layers.HalvedLayer if releases.since("26.1.0") else TransformerLayer,
         submodules=TransformerLayerSubmodules(
-            input_layernorm=norm,
+            input_layernorm=in_linear if folded else norm,
             self_attention=attention_spec(settings, norm),
             self_attn_bda=get_bias_dropout_add,
-            pre_mlp_layernorm=norm,
+            pre_mlp_layernorm=in_linear if folded and not settings.num_experts else norm,
             mlp=mlp,
             mlp_bda=get_bias_dropout_add,
         ),

@@ -112,7 +112,7 @@ class _Layer(torch.autograd.Function):  # type: ignore[misc]
         ctx.handover, ctx.splits, ctx.group = handover, splits, group
         ctx.save_for_backward(
             scores_graph, scores, sent, sent_scores, received, tokens, received_scores, token_scores, outcome, outcome_leaf,
-            ordered, returned_leaf, output, hidden_states, shared,
+            ordered, returned_leaf, output, hidden_states, shared, routing_map,
         )  # fmt: skip
         return total
 
@@ -120,7 +120,7 @@ class _Layer(torch.autograd.Function):  # type: ignore[misc]
     def backward(ctx: Any, gradient: Any) -> tuple[Any, ...]:
         (
             scores_graph, scores, sent, sent_scores, received, tokens, received_scores, token_scores, outcome, outcome_leaf,
-            ordered, returned_leaf, output, hidden_states, shared,
+            ordered, returned_leaf, output, hidden_states, shared, _,
         ) = ctx.saved_tensors  # fmt: skip
         ctx.handover.needed = (ctx.group, ctx.splits, (scores,), received, tokens, received_scores, token_scores)
         replayed = ctx.handover.memory == zero_memory.REPLAY

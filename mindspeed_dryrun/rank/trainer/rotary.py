@@ -9,6 +9,7 @@ import torch
 import torch_npu
 
 from mindspeed_dryrun.megatron.settings import Settings
+from mindspeed_dryrun.rank.trainer import releases
 
 
 class Rotary(torch.nn.Module):  # type: ignore[misc]
@@ -63,13 +64,16 @@ def rotary_function(settings: Settings) -> Callable[..., Any]:
             return _glm_rotary(t, freqs)
         rotated = freqs.shape[-1]
         t, rest = t[..., :rotated], t[..., rotated:]
+        if settings.multi_latent_attention and releases.since("26.0.0"):
+            *shape, size = t.shape
+            t = t.reshape(*shape, size // 2, 2).transpose(-2, -1).reshape(*shape, size)
         cos = (torch.cos(freqs) * mscale).to(t.dtype)
         sin = (torch.sin(freqs) * mscale).to(t.dtype)
         if settings.use_fused_rotary_pos_emb:
             mode = 1 if config.rotary_interleaved else 0
             t = torch_npu.npu_rotary_position_embedding(t.contiguous(), cos, sin, mode).to(t.dtype)
         else:
-            if settings.multi_latent_attention:
+            if settings.multi_latent_attention and not releases.since("26.0.0"):
                 t = torch.cat((t[..., 0::2], t[..., 1::2]), dim=-1)
             t = (t * cos) + (rotate_half(t) * sin)
         return torch.cat((t, rest), dim=-1)
