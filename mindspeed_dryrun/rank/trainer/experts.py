@@ -96,7 +96,8 @@ class GroupedExperts(GroupedMLP):  # type: ignore[misc]
         return overlapped_experts.Products.apply(tokens, first, second, how, probabilities)
 
     def _product(self, x: Any, weight: Any, tokens_per_expert: Any, original_weight: Any) -> Any:
-        # `npu_gmm` for MindSpore reads them back up to 2.2.0: https://gitcode.com/Ascend/MindSpeed/blob/v2.2.0_core_r0.12.1/mindspeed/mindspore/ops/gmm.py#L79
+        # Up to 2.2.0 they are read back on MindSpore.
+        # `npu_gmm`: https://gitcode.com/Ascend/MindSpeed/blob/v2.2.0_core_r0.12.1/mindspeed/mindspore/ops/gmm.py#L79
         ends = torch.cumsum(tokens_per_expert, dim=0)
         group_list = ends if releases.since("2.3.0") else ends.tolist()
         return GroupedProduct.apply(original_weight, x, weight, group_list, self.fused)
