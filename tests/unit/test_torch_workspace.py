@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from mindspeed_dryrun.rank.torch_npu import attention, fused_products, gradients, inner_tensors, objects, products, workspace
-from mindspeed_dryrun.rank.torch_npu.objects import BFLOAT16, FLOAT32, INT64, TensorOnDevice
+from mindspeed_dryrun.rank.torch_npu.objects import BFLOAT16, FLOAT32, INT32, INT64, TensorOnDevice
 
 MB = 2**20
 PADDED = 512  # 32 bytes more, then whole blocks of 512
@@ -147,14 +147,22 @@ def test_packed_documents_are_read_from_their_ends() -> None:
     assert size == 16 * MB + 48 * (3 * 4 * 8 * 128 * 128 + 4 * 4 * 128 * 128)
 
 
-def test_a_small_embedding_adds_up_in_float32_and_a_large_one_does_not() -> None:
+def test_a_small_embedding_adds_up_in_float32_and_a_large_one_in_parts() -> None:
     tokens = tensor(2048, 1, dtype=INT64)
+    sorted_tokens = 2 * (4 * 2048 + PADDED)
     small = tensor(2048, 1, 1024), tensor(8192, 1024)
-    assert gradients.embedding(small[0], tokens, 8192, -1, False, small[1]) == 4 * 1024 * (2048 + 8192) + 2 * PADDED
+    in_float = 4 * 1024 * (2048 + 8192) + 2 * PADDED
+    assert gradients.embedding(small[0], tokens, 8192, -1, False, small[1]) == in_float + 16 * MB + PADDED + sorted_tokens
     large = tensor(2048, 1, 4096), tensor(32000, 4096)
-    assert gradients.embedding(large[0], tokens, 32000, -1, False, large[1]) == 0
+    parts = 48 * 2 * 4 * 4096 + PADDED  # two rows and two indices of each core
+    assert gradients.embedding(large[0], tokens, 32000, -1, False, large[1]) == 16 * MB + parts + sorted_tokens
     few = tensor(256, 1, 4096)
-    assert gradients.embedding(few, tokens, 32000, -1, False, large[1]) == 4 * 4096 * (256 + 32000) + 2 * PADDED
+    in_float = 4 * 4096 * (256 + 32000) + 2 * PADDED
+    size = in_float + 16 * MB + PADDED + 2 * (4 * 256 + PADDED)
+    assert gradients.embedding(few, tensor(256, 1, dtype=INT64), 32000, -1, False, large[1]) == size
+    narrow = tensor(65536, 1, 512), tensor(65536, 512)
+    kernel = 16 * MB + 4 * 65536 * 512 + PADDED  # which adds up in float32 itself, without a sort
+    assert gradients.embedding(narrow[0], tensor(65536, 1, dtype=INT32), 65536, -1, False, narrow[1]) == kernel
 
 
 def test_kernels_that_take_one_type_have_the_other_cast() -> None:

@@ -11,9 +11,8 @@ from typing import Any, NamedTuple
 
 from mindspeed_dryrun.rank.torch_npu.inner_tensors import aligned
 from mindspeed_dryrun.rank.torch_npu.objects import FLOAT32, TensorOnDevice, described
-from mindspeed_dryrun.rank.torch_npu.workspace import workspace
+from mindspeed_dryrun.rank.torch_npu.workspace import CUBE_CORES, VECTOR_CORES, workspace
 
-_CUBE_CORES, _VECTOR_CORES = 24, 48
 _FORWARD_SYSTEM = 16 << 20  # WORK_SPACE_RESERVE_SIZE, flash_attention_score_tiling_general.cpp:60
 _SYSTEM, _MESSAGES = 20 << 20, 16 << 10  # WORKSPACE_BUFFER and MUL_CORE_SYNC_BUFFER of the gradient's tilings
 _LONG = 1024  # s2sizeLimitMin; SAB_TND_SIZE
@@ -46,14 +45,14 @@ def forward_size(call: Call) -> int:
         return _packed_forward(call)
     short = call.keys <= _LONG
     if _same_ab(call):  # :3495, FlashAttentionScoreTilingS1s2Bn2gs1SameAB
-        rows, cores, times, width = min(256, _up(call.queries, 16)), _CUBE_CORES, 3, call.value_width
+        rows, cores, times, width = min(256, _up(call.queries, 16)), CUBE_CORES, 3, call.value_width
     elif short:
         return 0
     else:  # :3034, FlashAttentionScoreTilingS1s2Bn2gs1
         rows = min(64, _up(call.queries, 16))
-        if call.batch * call.heads * call.groups * -(-call.queries // rows) > _VECTOR_CORES:
+        if call.batch * call.heads * call.groups * -(-call.queries // rows) > VECTOR_CORES:
             rows = min(128, _up(call.queries, 16))
-        cores, times, width = _VECTOR_CORES, 3 if call.keys % 64 else 2, call.width
+        cores, times, width = VECTOR_CORES, 3 if call.keys % 64 else 2, call.width
     return _FORWARD_SYSTEM + cores * _of_a_core(rows, _ratio(call), times, width)
 
 
@@ -81,7 +80,7 @@ def _packed_forward(call: Call) -> int:
     several = call.batch >= 4 and call.rows // call.heads >= _PACKED_TOKENS and min(call.queries, call.keys) >= _PACKED_SHORT
     same_ab = (several or min(call.queries, call.keys) > _PACKED_LONG) and call.heads > 1
     rows = min(256 if same_ab else 128, _up(call.queries, 16))
-    cores = min(call.blocks * call.heads, _CUBE_CORES if same_ab else _VECTOR_CORES)
+    cores = min(call.blocks * call.heads, CUBE_CORES if same_ab else VECTOR_CORES)
     return _FORWARD_SYSTEM + cores * _of_a_core(rows, min(8, -(-call.keys // 128)), 3, call.width)
 
 
@@ -95,7 +94,7 @@ def backward_size(call: Call, gradients: tuple[int, ...]) -> int:
     if call.dtype == FLOAT32 or long < _LONG:
         return _SYSTEM + size
     parts = _MESSAGES + size + _BLOCK * len(gradients) + _up(32 * call.rows, _BLOCK)
-    return _SYSTEM + parts + _VECTOR_CORES * _SPLIT * _SPLIT * 4 * 2
+    return _SYSTEM + parts + VECTOR_CORES * _SPLIT * _SPLIT * 4 * 2
 
 
 def read(query: Any, key: Any, value: Any, heads: int, layout: str, ends: tuple[tuple[int, ...], ...] = ()) -> Call | None:

@@ -48,8 +48,9 @@ class RotaryPositionEmbedding(torch.autograd.Function):  # type: ignore[misc]
     def forward(ctx: Any, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, mode: int) -> torch.Tensor:
         ctx.learnt = cos.requires_grad and sin.requires_grad
         ctx.save_for_backward(x if ctx.learnt else None, cos, sin)
+        result = _like(x)
         launched("aclnnRotaryPositionEmbedding", x)
-        return _like(x)
+        return result
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:

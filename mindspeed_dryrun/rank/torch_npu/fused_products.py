@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from mindspeed_dryrun.rank.torch_npu.objects import TensorOnDevice, described, element_bytes
-from mindspeed_dryrun.rank.torch_npu.workspace import workspace
+from mindspeed_dryrun.rank.torch_npu.workspace import SYSTEM, workspace
 
-_SYSTEM, _BLOCK, _ROW = 16 << 20, 512, 256  # bytes: of the kernels, of an address, of a row of the rearranged weight
+_BLOCK, _ROW = 512, 256  # bytes: of an address, of a row of the rearranged weight
 
 
 @workspace("ppppqqqpp", "aclnnAllGatherMatmul")
@@ -14,8 +14,8 @@ def all_gather_matmul(x: int, weight: int, bias: int, group: int, side: int, *re
     *_, result, gathered = rest
     a, b, output, wanted = (described(handle) for handle in (x, weight, result, gathered))
     if not all(isinstance(one, TensorOnDevice) and len(one.shape) == 2 for one in (a, b, output)):
-        return _SYSTEM
-    size = _SYSTEM + _rearranged(b)
+        return SYSTEM
+    size = SYSTEM + _rearranged(b)
     if isinstance(wanted, TensorOnDevice) and wanted.elements:
         return size
     ranks: int = output.shape[0] // max(a.shape[0], 1)
@@ -27,8 +27,8 @@ def matmul_reduce_scatter(x: int, weight: int, bias: int, group: int, operation:
     """matmul_reduce_scatter_tiling.cpp:608: the weight rearranged, and the product before it is scattered."""
     a, b = described(x), described(weight)
     if not all(isinstance(one, TensorOnDevice) and len(one.shape) == 2 for one in (a, b)):
-        return _SYSTEM
-    return _SYSTEM + _rearranged(b) + _up(a.shape[0] * b.shape[1] * element_bytes(a.dtype), _BLOCK)
+        return SYSTEM
+    return SYSTEM + _rearranged(b) + _up(a.shape[0] * b.shape[1] * element_bytes(a.dtype), _BLOCK)
 
 
 def _rearranged(weight: TensorOnDevice) -> int:

@@ -1,22 +1,47 @@
-"""Workspace of the embedding's gradient, by the public host code of CANN for Ascend 910B."""
+"""Workspace of the embedding's gradient, by the public host code of CANN for Ascend 910B (hicann/ops-nn, branch 8.5.0,
+index/embedding_dense_grad_v2/op_host). What the sort of the tokens keeps for itself is not public, and not counted.
+"""
 
 from __future__ import annotations
 
 from mindspeed_dryrun.rank.torch_npu.inner_tensors import aligned
-from mindspeed_dryrun.rank.torch_npu.objects import FLOAT32, TensorOnDevice, described
-from mindspeed_dryrun.rank.torch_npu.workspace import workspace
+from mindspeed_dryrun.rank.torch_npu.objects import FLOAT32, INT32, TensorOnDevice, described
+from mindspeed_dryrun.rank.torch_npu.workspace import SYSTEM, VECTOR_CORES, workspace
 
 _LARGE, _FEW_ROWS = 100 << 20, 512  # MEMORY_THRESHOLD and GRAD_ROW_LIMIT
+_NARROW, _MANY_ROWS = 512, 1 << 24  # SMALL_DIM_THRESHOLD and CAST_MAX_NUM
+_WIDEST = 10992  # columns that a core sums up at once, in halves: CalMaxFormerNum with 192 KiB
 
 
 @workspace("ppQQbp", "aclnnEmbeddingDenseBackward")
 def embedding(gradient: int, indices: int, rows: int, padding: int, by_frequency: bool, output: int) -> int:
-    """ops-nn, branch 8.5.0, index/embedding_dense_grad_v2/op_host/op_api/aclnn_embedding_dense_backward.cpp:230 and 303."""
-    source, result = described(gradient), described(output)
+    """op_api/aclnn_embedding_dense_backward.cpp:280-360: tokens in 32 bits, sorted; a small gradient summed up in float32."""
+    source, result, tokens = described(gradient), described(output), described(indices)
     if not isinstance(source, TensorOnDevice) or not isinstance(result, TensorOnDevice) or not source.elements:
         return 0
+    width = source.shape[-1]
+    count = source.elements // width
     size = 0 if source.contiguous else aligned(source.size)
-    small = 2 * (source.elements + result.elements) < _LARGE or source.elements // source.shape[-1] < _FEW_ROWS
-    if source.dtype != FLOAT32 and (small or by_frequency):
+    few = 2 * (source.elements + result.elements) < _LARGE or count < _FEW_ROWS
+    widened = source.dtype != FLOAT32 and (few or by_frequency)
+    if widened:
         size += aligned(4 * source.elements) + aligned(4 * result.elements)
-    return size
+    kernel = aligned(_kernel(width, rows, source.dtype == FLOAT32 or widened, by_frequency))
+    narrowed = aligned(4 * count) if not isinstance(tokens, TensorOnDevice) or tokens.dtype != INT32 else 0
+    if _narrow(width, rows):
+        return size + narrowed + kernel
+    return size + max(narrowed, kernel) + 2 * aligned(4 * count)  # the kernel's takes the place of the tokens before the sort
+
+
+def _kernel(width: int, rows: int, in_float: bool, by_frequency: bool) -> int:
+    """`CalcWorkSpaceSize`, embedding_dense_grad_v2_tiling.cpp:224."""
+    size = SYSTEM + (4 * -(-rows // 8) * 8 if by_frequency else 0)
+    if in_float:
+        return size
+    if _narrow(width, rows):
+        return size + 4 * rows * width
+    return size + 2 * VECTOR_CORES * 4 * (min(width, _WIDEST) + 1)
+
+
+def _narrow(width: int, rows: int) -> bool:
+    return width <= _NARROW and rows <= _MANY_ROWS

@@ -15,12 +15,12 @@ from typing import NamedTuple
 
 from mindspeed_dryrun.rank.torch_npu.inner_tensors import aligned
 from mindspeed_dryrun.rank.torch_npu.objects import BFLOAT16, FLOAT16, FLOAT32, TensorOnDevice, described
-from mindspeed_dryrun.rank.torch_npu.workspace import workspace
+from mindspeed_dryrun.rank.torch_npu.workspace import CUBE_CORES, workspace
 
 _MESSAGES = 20 << 20  # what the cores keep for their messages (matmul_v3_common.h:65, RPC_WORKSIZE)
 _LONGEST, _SHORTEST = 65535, 128  # inner axes that a kernel reads as they lie
 _SPLIT_TERMS = 27392  # from here on a core adds up its product in parts, in float32 (SINGLE_CORE_SPLIT_K, SPLIT_K_THRES)
-_SHARED_TERMS, _CUBE_CORES, _TILE = 15000, 24, 128  # IsSplitKThenForbiddenNd2Nz
+_SHARED_TERMS, _TILE = 15000, 128  # IsSplitKThenForbiddenNd2Nz
 _L2 = 192 << 20  # bytes of the cache that a batch of rearranged operands is cut for
 _READ_AS_BLOCKS = (32, 64, 96, 128, 160, 192, 224, 256, 384)  # SUPPORT_ND2NZ_GM2L0, bytes of an inner axis
 
@@ -102,7 +102,7 @@ def _batch(tensor: TensorOnDevice) -> Operand:
 def _read_as_they_lie(a: Operand, b: Operand, rows: int, terms: int, columns: int) -> bool:
     if terms == 1 or (a.outer * a.inner <= _LONGEST and b.outer * b.inner <= _LONGEST):
         return True
-    few = (rows // _TILE) * (columns // _TILE) < _CUBE_CORES // 2
+    few = (rows // _TILE) * (columns // _TILE) < CUBE_CORES // 2
     if terms >= _SHARED_TERMS and few and (a.transposed or not b.transposed):
         return True
     aligned_terms = terms * a.bytes_each % 256 == 0

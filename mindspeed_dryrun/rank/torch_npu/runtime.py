@@ -14,6 +14,7 @@ import os
 
 from mindspeed_dryrun.errors import DryRunError
 from mindspeed_dryrun.rank.torch_npu.slots import answers, store, store_text
+from mindspeed_dryrun.rank.torch_npu.workspace import CUBE_CORES, VECTOR_CORES
 
 CANN_VERSION = "8.5.0"
 HBM_BYTES = 64 << 30
@@ -22,7 +23,6 @@ _BLOCK = 2 << 20  # what a real device allocates in
 _OUT_OF_MEMORY = 207001  # ACL_ERROR_RT_MEMORY_ALLOCATION, acl/error_codes/rt_error_codes.h
 _EVENT_RECORDED, _WAIT_COMPLETE, _STREAM_COMPLETE = 1, 0, 0
 _ON_DEVICE, _NOT_REGISTERED = 1, 2  # aclrtMemLocationType
-_CUBE_CORES, _VECTOR_CORES = 24, 48  # Ascend 910B2
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -155,20 +155,20 @@ def primary_context(device: int, flags: int | None, active: int | None) -> int:
 
 @answers("Iip", "aclGetDeviceCapability")
 def capability(device: int, info: int, value: int) -> int:
-    answer = {0: _CUBE_CORES, 1: _VECTOR_CORES}.get(info, 192 << 20)
+    answer = {0: CUBE_CORES, 1: VECTOR_CORES}.get(info, 192 << 20)
     return store(value, answer, ctypes.c_int64)
 
 
 @answers("Iip", "aclrtGetDeviceInfo")
 def device_info(device: int, attribute: int, value: int) -> int:
-    answer = {1: _CUBE_CORES, 2: _CUBE_CORES, 3: _VECTOR_CORES}.get(attribute, 0)
+    answer = {1: CUBE_CORES, 2: CUBE_CORES, 3: VECTOR_CORES}.get(attribute, 0)
     return store(value, answer, ctypes.c_int64)
 
 
 @answers("iip", "aclrtGetDeviceResLimit")
 @answers("pip", "aclrtGetStreamResLimit")
 def resource_limit(owner: int, kind: int, value: int) -> int:
-    return store(value, _CUBE_CORES if kind == 0 else _VECTOR_CORES, ctypes.c_uint32)
+    return store(value, CUBE_CORES if kind == 0 else VECTOR_CORES, ctypes.c_uint32)
 
 
 @answers("ip", "aclrtGetResInCurrentThread")

@@ -17,12 +17,12 @@ from mindspeed_dryrun.rank.torch_npu import TASK_QUEUE_VARIABLE
 from mindspeed_dryrun.rank.torch_npu.objects import TensorOnDevice, described
 from mindspeed_dryrun.rank.torch_npu.slots import QUESTION, answers, store
 
-_SYSTEM = 16 << 20  # what a kernel in Ascend C keeps for itself
-_VECTOR_CORES = 48  # Ascend 910B2
+SYSTEM = 16 << 20  # what a kernel in Ascend C keeps for itself
+CUBE_CORES, VECTOR_CORES = 24, 48  # Ascend 910B2
 # Operators whose workspace does not depend on shapes, for code that asks by name.
 constants = dict.fromkeys(("aclnnApplyAdamWV2", "aclnnRotaryPositionEmbedding", "aclnnRotaryPositionEmbeddingGrad",
                            "aclnnMoeTokenUnpermute", "aclnnMoeTokenUnpermuteGrad", "aclnnMoeTokenPermuteGrad",
-                           "aclnnGroupedMatmulV2", "aclnnGroupedMatmulV4"), _SYSTEM)  # fmt: skip
+                           "aclnnGroupedMatmulV2", "aclnnGroupedMatmulV4"), SYSTEM)  # fmt: skip
 largest: dict[str, int] = {}  # operator → its largest workspace in this process, wherever it was taken from
 
 
@@ -61,20 +61,20 @@ def apply_adam_w(*parameters: Any) -> int:
 @workspace("ppdpp", "aclnnRmsNorm")
 def rms_norm(*parameters: Any) -> int:
     """norm/rms_norm/op_host/rms_norm_tiling.cpp:315-318."""
-    return _SYSTEM + 256
+    return SYSTEM + 256
 
 
 @workspace("pppppp", "aclnnRmsNormGrad")
 def rms_norm_grad(*parameters: Any) -> int:
     """norm/rms_norm_grad/op_host/rms_norm_grad_tiling.cpp:431-435, for sums that need not be deterministic."""
-    return _SYSTEM + 8 * _VECTOR_CORES * 4
+    return SYSTEM + 8 * VECTOR_CORES * 4
 
 
 @workspace("pqp", "aclnnSwiGlu")
 @workspace("ppqp", "aclnnSwiGluGrad")
 def swi_glu(*parameters: Any) -> int:
     """activation/swi_glu/op_host/swi_glu_tiling.cpp:47 and 550-553, for both."""
-    return _SYSTEM
+    return SYSTEM
 
 
 _EXPERTS = "p" * 12 + "qqqq"  # of a grouped product: from its inputs to the kind of its activation
@@ -91,12 +91,12 @@ _EXPERTS = "p" * 12 + "qqqq"  # of a grouped product: from its inputs to the kin
 def system_only(*parameters: Any) -> int:
     """ops-transformer: posembedding/rotary_position_embedding{,_grad}, moe/moe_token_{permute_grad,unpermute,unpermute_grad},
     gmm/grouped_matmul (op_tiling/grouped_matmul_tiling.cpp:567, for weights that are not quantized)."""
-    return _SYSTEM
+    return SYSTEM
 
 
 def token_permute_size(choices: int) -> int:
     """ops-transformer, moe/moe_token_permute/op_host/moe_token_permute_tiling.cpp:440: the sort of tokens × chosen experts."""
-    return _SYSTEM + 4 * choices * 2 * 3 + _VECTOR_CORES * 32 * 2
+    return SYSTEM + 4 * choices * 2 * 3 + VECTOR_CORES * 32 * 2
 
 
 @workspace("ppqbpp", "aclnnMoeTokenPermute")
