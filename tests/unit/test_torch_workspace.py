@@ -7,8 +7,17 @@ from collections.abc import Iterator
 
 import pytest
 
-from mindspeed_dryrun.rank.torch_npu import attention, fused_products, gradients, inner_tensors, objects, products, workspace
-from mindspeed_dryrun.rank.torch_npu.objects import BFLOAT16, FLOAT32, INT32, INT64, TensorOnDevice
+from mindspeed_dryrun.rank.torch_npu import (
+    attention,
+    fused_products,
+    gradients,
+    indexed,
+    inner_tensors,
+    objects,
+    products,
+    workspace,
+)
+from mindspeed_dryrun.rank.torch_npu.objects import BFLOAT16, BOOL, FLOAT32, INT32, INT64, TensorOnDevice
 
 MB = 2**20
 PADDED = 512  # 32 bytes more, then whole blocks of 512
@@ -217,3 +226,66 @@ def test_products_fused_with_a_collective_rearrange_the_weight() -> None:
     gathered = 4 * 2 * 2048 * 4000
     assert fused_products.all_gather_matmul(x, weight, 0, 0, 0, 0, 1, result, none) == 16 * MB + rearranged + gathered
     assert fused_products.matmul_reduce_scatter(x, weight, 0, 0, 0, 0, 1, 0) == 16 * MB + rearranged + 2 * 2048 * 3584
+
+
+def test_parts_that_are_strided_or_of_another_type_are_copied_before_they_are_put_together() -> None:
+    part, strided = tensor(1024, 64), tensor(1024, 64, strides=(128, 1))
+    result = tensor(1024, 128)
+    copy = 2 * 1024 * 64 + PADDED
+    listed = objects._keep((part, strided))
+    assert inner_tensors.together(listed, 1, result) == copy
+    full = objects._keep((part, tensor(1024, 64, dtype=FLOAT32)))
+    assert inner_tensors.together(full, 1, tensor(1024, 128, dtype=FLOAT32)) == 4 * 1024 * 64 + PADDED
+    alone = objects._keep((strided,))
+    assert inner_tensors.together(alone, 1, part) == 0  # the copy is the result
+
+
+def test_a_sum_in_float32_casts_its_input_and_a_mask_is_not_cast() -> None:
+    half, mask = tensor(1024, 512), tensor(1024, 512, dtype=BOOL)
+    total = tensor(1024, dtype=FLOAT32)
+    assert inner_tensors.in_the_type_of_the_output(half, 0, False, 0, total) == 2 * MB + PADDED
+    assert inner_tensors.in_the_type_of_the_output(mask, half, half, half) == 0
+
+
+def test_rows_that_an_expanded_index_names_are_not_copied_to_its_shape() -> None:
+    rows, hidden, picked = 4096, 2048, 16384
+    tokens, chosen = tensor(rows, hidden), tensor(picked, hidden)
+    index = tensor(picked, hidden, dtype=INT64, strides=(1, 0))
+    sort = 16 * MB + PADDED + 2 * (4 * picked + PADDED)
+    assert indexed.gather(tokens, 0, index, chosen) == 8 * picked + PADDED
+    assert indexed.scatter_add(tokens, 0, index, chosen, tokens) == sort
+    assert indexed.index_add(tokens, 0, tensor(picked, dtype=INT64), chosen, 0, tokens) == sort
+
+
+def test_an_index_of_single_elements_is_narrowed_and_axes_before_the_last_are_swapped() -> None:
+    scores = tensor(1024, 64, dtype=FLOAT32)
+    index = tensor(1024, 8, dtype=INT64)
+    narrowed = 4 * 1024 * 8 + PADDED + 16 * MB + PADDED
+    assert indexed.scatter_in_place(scores, 1, index, tensor(1024, 8, dtype=FLOAT32), 0) == narrowed
+    assert indexed.scatter_in_place(scores, -1, index, 0, 0) == narrowed + 4 * 1024 * 8 + PADDED  # a number is spread out
+    across = indexed.scatter_in_place(scores, 0, index, tensor(1024, 8, dtype=FLOAT32), 0)
+    swapped = 2 * 4 * 1024 * 64 + (8 + 4) * 1024 * 8 + 4 * PADDED
+    assert across == narrowed + swapped
+
+
+def test_what_is_added_at_an_index_is_added_in_float32_or_sorted() -> None:
+    def put(rows: int, width: int, count: int, accumulate: bool = True) -> int:
+        places = objects._keep((tensor(count, dtype=INT64),))
+        return indexed.put(tensor(rows, width), places, tensor(count, width), accumulate, False)
+
+    assert put(1024, 2048, 1024, accumulate=False) == 0
+    assert put(1024, 2048, 1024) == 2 * (4 * 1024 * 2048 + PADDED)
+    assert put(16384, 2048, 16384) == 16 * MB + PADDED + 2 * (4 * 16384 + PADDED) + 2 * 48 * 4 * 2048  # above 250 MB
+
+
+def test_a_product_added_to_another_is_made_in_float32() -> None:
+    scores, queries = tensor(16, 1024, 1024), tensor(16, 1024, 128)
+    keys = tensor(16, 128, 1024, strides=(131072, 1, 128))
+    whole = 4 * 16 * 1024 * 1024 + PADDED
+    assert products.batch_product_added(scores, queries, keys, 0, 0, scores) == 2 * whole
+
+
+def test_axes_of_16384_have_the_second_operand_rearranged() -> None:
+    plain = products.matmul(tensor(4096, 6656), tensor(6656, 16384))
+    assert plain == 20 * MB + 2 * 6656 * 16384
+    assert products.matmul(tensor(2048, 6656), tensor(6656, 16384)) == 20 * MB

@@ -6,6 +6,7 @@ from mindspeed_dryrun.rank.torch_npu import (
     attention,
     fused_products,
     gradients,
+    indexed,
     inner_tensors,
     objects,
     products,
@@ -22,6 +23,7 @@ workspaces = workspace.largest
 inner_tensor_size = inner_tensors.aligned
 product_size = products.product
 embedding_size = gradients.embedding
+put_size = indexed.put
 attention_size = attention.backward
 fused_product_size = fused_products.all_gather_matmul
 __all__ = [
@@ -36,6 +38,7 @@ __all__ = [
     "memory",
     "names",
     "product_size",
+    "put_size",
     "workspaces",
 ]
 

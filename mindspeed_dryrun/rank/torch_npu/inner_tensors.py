@@ -1,4 +1,4 @@
-"""Workspace of operators that work element by element: the tensors that their host code makes inside (hicann/ops-math, ops-nn).
+"""Workspace of operators whose kernels keep nothing: the tensors that their host code makes inside (hicann/ops-math, ops-nn).
 
 An operator's executor lays its inner tensors into the workspace, each rounded up; a result that is copied to a contiguous output
 is written there at once and takes nothing (hicann/opbase, composite_op/mem_mgr/memory_allocator.cpp). Kernels of Ascend 910B take
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mindspeed_dryrun.rank.torch_npu.objects import BFLOAT16, FLOAT16, FLOAT32, TensorOnDevice, described, element_bytes
+from mindspeed_dryrun.rank.torch_npu.objects import BFLOAT16, BOOL, FLOAT16, FLOAT32, TensorOnDevice, described, element_bytes
 from mindspeed_dryrun.rank.torch_npu.workspace import workspace
 
 _EXTRA, _ALIGNMENT = 32, 512  # memory_allocator.h:17
@@ -122,3 +122,57 @@ def inplace_copy(target: int, source: int) -> int:
     if tensor.dtype != result.dtype and not result.contiguous:
         total += aligned(tensor.elements * element_bytes(result.dtype))
     return total
+
+
+def copies(*handles: int | None) -> int:
+    """Of all strided tensors among them, outputs too: a result is copied to a strided one."""
+    return sum(_copied(tensor) for tensor in _tensors(*handles))
+
+
+def in_one_type(inputs: tuple[TensorOnDevice, ...], dtype: int) -> int:
+    """Copies of strided inputs, and of all that are of another type."""
+    casts = sum(aligned(each.elements * element_bytes(dtype)) for each in inputs if each.dtype != dtype and each.elements > 1)
+    return sum(_copied(each) for each in inputs) + casts
+
+
+@workspace("pp", "aclnnSigmoid")
+@workspace("pp", "aclnnGelu")
+@workspace("pqp", "aclnnSoftmax")
+@workspace("ppqp", "aclnnSoftmaxBackward")
+@workspace("ppp", "aclnnSigmoidBackward")
+@workspace("ppp", "aclnnEmbedding")
+@workspace("pqpp", "aclnnIndexSelect")
+@workspace("pqqqp", "aclnnRepeatInterleaveIntWithDim")
+@workspace("pppp", "aclnnConstantPadNd")
+def as_they_lie(*parameters: int) -> int:
+    """ops-nn, activation/{sigmoid,gelu,softmax_v2,softmax_grad,sigmoid_grad}, index/{gather_v2,repeat_interleave}; ops-math,
+    conversion/pad_v3: inputs and outputs of one type."""
+    return copies(*parameters)
+
+
+@workspace("pqp", "aclnnLogSoftmax")
+@workspace("ppbip", "aclnnReduceSum")
+@workspace("ppbip", "aclnnMean")
+@workspace("ppp", "aclnnMaximum")
+@workspace("pppp", "aclnnSWhere")
+def in_the_type_of_the_output(*parameters: int) -> int:
+    """ops-nn, activation/logsoftmax_v2; ops-math, math/{reduce_sum_op,reduce_mean,maximum,select}/op_api."""
+    (output,) = _tensors(parameters[-1])
+    inputs = tuple(tensor for tensor in _tensors(*parameters[:-1]) if tensor.dtype != BOOL)
+    masks = tuple(tensor for tensor in _tensors(*parameters[:-1]) if tensor.dtype == BOOL)
+    return in_one_type(inputs, output.dtype) + sum(_copied(mask) for mask in masks) + _computed(output)
+
+
+_AT_ONCE = 32  # inputs that a kernel puts together
+
+
+@workspace("pqp", "aclnnCat")
+@workspace("pqp", "aclnnStack")
+def together(inputs: int, axis: int, output: int) -> int:
+    """ops-math, conversion/concat_d/op_api/aclnn_cat.cpp, conversion/pack/op_api/aclnn_stack.cpp: of more than 32, in steps."""
+    (result,) = _tensors(output)
+    parts = tuple(part for part in _tensors(*(described(inputs) or ())) if part.elements)
+    if len(parts) == 1:
+        return 0 if result.contiguous and parts[0].dtype == result.dtype else in_one_type(parts, result.dtype)
+    steps = aligned(result.size) if len(parts) > _AT_ONCE else 0
+    return in_one_type(parts, result.dtype) + steps + _computed(result)

@@ -13,7 +13,7 @@ from mindspeed_dryrun.rank.torch_npu.slots import answers
 
 # aclDataType → bytes of an element (acl_base_rt.h)
 _BYTES = {0: 4, 1: 2, 2: 1, 3: 4, 4: 1, 6: 2, 7: 2, 8: 4, 9: 8, 10: 8, 11: 8, 12: 1, 16: 8, 17: 16, 27: 2}
-FLOAT32, FLOAT16, INT32, INT64, BFLOAT16 = 0, 1, 3, 9, 27
+FLOAT32, FLOAT16, INT32, INT64, BOOL, BFLOAT16 = 0, 1, 3, 9, 12, 27
 _libc = ctypes.CDLL(None)
 _libc.malloc.restype = ctypes.c_void_p
 

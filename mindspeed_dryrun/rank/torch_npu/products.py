@@ -21,6 +21,7 @@ _MESSAGES = 20 << 20  # what the cores keep for their messages (matmul_v3_common
 _LONGEST, _SHORTEST = 65535, 128  # inner axes that a kernel reads as they lie
 _SPLIT_TERMS = 27392  # from here on a core adds up its product in parts, in float32 (SINGLE_CORE_SPLIT_K, SPLIT_K_THRES)
 _SHARED_TERMS, _TILE = 15000, 128  # IsSplitKThenForbiddenNd2Nz
+_CONFLICT = 16384  # nMataThread, kMataCond
 _L2 = 192 << 20  # bytes of the cache that a batch of rearranged operands is cut for
 _READ_AS_BLOCKS = (32, 64, 96, 128, 160, 192, 224, 256, 384)  # SUPPORT_ND2NZ_GM2L0, bytes of an inner axis
 
@@ -66,7 +67,17 @@ def product(first: TensorOnDevice, second: TensorOnDevice) -> int:
         shapes = ((a.outer, a.inner), (b.outer, b.inner), (rows, columns))
         return size + sum(aligned(2 * _blocks(*shape)) for shape in shapes)
     parts = rows * _up(columns, 256 // a.bytes_each) * 4 if terms >= _SPLIT_TERMS else 0
-    return size + _MESSAGES + parts + a.rearranged + b.rearranged
+    second_rearranged = b.rearranged or (_conflicts(a, b, rows, terms, columns) and _blocks(b.outer, b.inner) * b.bytes_each)
+    return size + _MESSAGES + parts + a.rearranged + second_rearranged
+
+
+def _conflicts(a: Operand, b: Operand, rows: int, terms: int, columns: int) -> bool:
+    """`GetNd2nzA` and `GetNd2nzB`: axes of 16384 that all cores would read from the same places of memory."""
+    if a.dtype not in (BFLOAT16, FLOAT16):
+        return False
+    if not b.transposed:
+        return columns % _CONFLICT == 0 and rows >= 4096 and terms >= 6656
+    return not a.transposed and terms == _CONFLICT and 4096 <= rows <= 4480 and columns >= 7168
 
 
 def batched(first: TensorOnDevice, second: TensorOnDevice) -> int:
@@ -150,3 +161,18 @@ def batch_matmul(first: int, second: int, *parameters: int) -> int:
     if not isinstance(a, TensorOnDevice) or not isinstance(b, TensorOnDevice) or min(len(a.shape), len(b.shape)) < 3:
         return 0
     return batched(a, b) if a.elements and b.elements else 0
+
+
+@workspace("ppppph", "aclnnBaddbmm")
+def batch_product_added(addend: int, first: int, second: int, beta: int, alpha: int, output: int, *kind: int) -> int:
+    """batch_mat_mul_v3/op_host/op_api/aclnn_baddbmm.cpp: the product in float32, scaled by alpha, or added to the addend by beta.
+
+    The scalars are not known: as Megatron's attention calls it, beta is 0, and the addend is not read."""
+    a, b, result = described(first), described(second), described(output)
+    if not isinstance(a, TensorOnDevice) or not isinstance(b, TensorOnDevice) or not isinstance(result, TensorOnDevice):
+        return 0
+    if not a.elements or not b.elements:
+        return 0
+    last = _batch(b).copy or _batch(a).copy  # over when the product is scaled, which takes its place
+    scaled = aligned(4 * result.elements)
+    return batched(a, b) + scaled + max(scaled - last, 0)
