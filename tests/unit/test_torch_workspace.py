@@ -289,3 +289,13 @@ def test_axes_of_16384_have_the_second_operand_rearranged() -> None:
     plain = products.matmul(tensor(4096, 6656), tensor(6656, 16384))
     assert plain == 20 * MB + 2 * 6656 * 16384
     assert products.matmul(tensor(2048, 6656), tensor(6656, 16384)) == 20 * MB
+
+
+def test_tokens_permuted_by_a_map_have_it_turned_over() -> None:
+    routing, scores = tensor(4096, 64, dtype=BOOL), tensor(4096, 64, dtype=FLOAT32)
+    size = 16 * MB + 16 * 32768 + 48 * 64 + 5 * 4096 * 64
+    assert workspace.permute_by_map(tensor(4096, 2048), routing, scores, 32768, False, 0, 0, 0) == size
+    assert workspace.permute_by_map(tensor(4096, 2048), routing, 0, 32768, False, 0, 0, 0) == size - 4 * 4096 * 64
+    gradient = workspace.permute_by_map_grad(tensor(32768, 2048), 0, 0, routing, 64, 4096, False, 0, scores)
+    assert gradient == 16 * MB + 13 * 4096 * 64
+    assert workspace.permute_by_map_grad(tensor(32768, 2048), 0, 0, routing, 64, 4096, False, 0, 0) == 16 * MB

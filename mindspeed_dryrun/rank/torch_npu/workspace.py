@@ -85,12 +85,15 @@ _EXPERTS = "p" * 12 + "qqqq"  # of a grouped product: from its inputs to the kin
 @workspace("pppbpp", "aclnnMoeTokenUnpermute")
 @workspace("ppppbppp", "aclnnMoeTokenUnpermuteGrad")
 @workspace("ppqbp", "aclnnMoeTokenPermuteGrad")
+@workspace("ppppbppppp", "aclnnMoeTokenUnpermuteWithRoutingMap")
+@workspace("ppppppbppp", "aclnnMoeTokenUnpermuteWithRoutingMapGrad")
 @workspace("ppppppppqqp", "aclnnGroupedMatmulV2")
 @workspace(_EXPERTS + "ppp", "aclnnGroupedMatmulV4")
 @workspace(_EXPERTS + "pppp", "aclnnGroupedMatmulV5")
 def system_only(*parameters: Any) -> int:
     """ops-transformer: posembedding/rotary_position_embedding{,_grad}, moe/moe_token_{permute_grad,unpermute,unpermute_grad},
-    gmm/grouped_matmul (op_tiling/grouped_matmul_tiling.cpp:567, for weights that are not quantized)."""
+    moe/moe_token_unpermute_with_routing_map{,_grad} for tokens that are not padded, gmm/grouped_matmul
+    (op_tiling/grouped_matmul_tiling.cpp:567, for weights that are not quantized)."""
     return SYSTEM
 
 
@@ -104,3 +107,19 @@ def token_permute(tokens: int, indices: int, *parameters: Any) -> int:
     """The same file."""
     chosen = described(indices)
     return token_permute_size(chosen.elements) if isinstance(chosen, TensorOnDevice) else 0
+
+
+@workspace("pppqbppp", "aclnnMoeTokenPermuteWithRoutingMap")
+def permute_by_map(tokens: int, routing: int, scores: int, count: int, *parameters: Any) -> int:
+    """ops-transformer, moe/moe_token_permute_with_routing_map/op_host: the map and the scores turned over, and a sort."""
+    turned = sum(tensor.size for handle in (routing, scores) if isinstance(tensor := described(handle), TensorOnDevice))
+    return SYSTEM + 4 * count * 2 * 2 + VECTOR_CORES * 32 * 2 + turned
+
+
+@workspace("ppppqqbpp", "aclnnMoeTokenPermuteWithRoutingMapGrad")
+def permute_by_map_grad(gradient: int, scores: int, indices: int, routing: int, *parameters: Any) -> int:
+    """ops-transformer, moe/moe_token_permute_with_routing_map_grad/op_host: the scores' gradient, turned over and back."""
+    mask, result = described(routing), described(parameters[-1])
+    if not isinstance(mask, TensorOnDevice) or not isinstance(result, TensorOnDevice):
+        return SYSTEM
+    return SYSTEM + 3 * result.size + mask.size
