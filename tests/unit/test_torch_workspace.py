@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import re
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -19,6 +23,7 @@ from mindspeed_dryrun.rank.torch_npu import (
 )
 from mindspeed_dryrun.rank.torch_npu.objects import BFLOAT16, BOOL, FLOAT32, INT32, INT64, TensorOnDevice
 
+ROOT = Path(__file__).resolve().parents[2]
 MB = 2**20
 PADDED = 512  # 32 bytes more, then whole blocks of 512
 
@@ -299,3 +304,14 @@ def test_tokens_permuted_by_a_map_have_it_turned_over() -> None:
     gradient = workspace.permute_by_map_grad(tensor(32768, 2048), 0, 0, routing, 64, 4096, False, 0, scores)
     assert gradient == 16 * MB + 13 * 4096 * 64
     assert workspace.permute_by_map_grad(tensor(32768, 2048), 0, 0, routing, 64, 4096, False, 0, 0) == 16 * MB
+
+
+def test_the_page_of_operators_is_that_of_the_formulas() -> None:
+    kept = (ROOT / "docs" / "workspace.md").read_text(encoding="utf-8")
+    made = subprocess.run([sys.executable, ROOT / "benchmarks" / "workspace_page.py"], capture_output=True, text=True, check=True)
+    assert kept == made.stdout, "python benchmarks/workspace_page.py > docs/workspace.md"
+
+
+def test_every_formula_says_where_it_is_from() -> None:
+    sources = re.compile(r"[a-z_]+/|\.cpp")
+    assert [name for name, formula in workspace.formulas.items() if not sources.search(formula.__doc__ or "")] == []

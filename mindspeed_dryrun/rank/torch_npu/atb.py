@@ -38,7 +38,7 @@ def fused_with_collective(x: Any, weight: Any, *rest: Any) -> int:
     return sum(count * _up(row, _ALIGNED) for count, row in operands if row % _ALIGNED)
 
 
-_WORKSPACE: dict[str, tuple[int, Callable[..., int]]] = {  # with the number of inputs
+FORMULAS: dict[str, tuple[int, Callable[..., int]]] = {  # with the number of inputs
     "npu_matmul_add_fp32": (3, product_added),
     "npu_groupmatmul_add_fp32": (4, grouped_product_added),
     **dict.fromkeys(("all_gather_matmul", "all_gather_matmul_v2", "matmul_all_reduce", "matmul_reduce_scatter", "pure_matmul",
@@ -50,8 +50,8 @@ class OperatorsInPlace:
     """What a builder's `load` gives: functions that leave their outputs as they are."""
 
     def __getattr__(self, name: str) -> Callable[..., None]:
-        if name in _WORKSPACE:
-            return functools.partial(_run, name, *_WORKSPACE[name])
+        if name in FORMULAS:
+            return functools.partial(_run, name, *FORMULAS[name])
         if name.startswith("__"):
             raise AttributeError(name)
         raise DryRunError(f"This script uses {name} of NNAL (ATB), whose outputs a dry run does not know. Turn its flag off.")

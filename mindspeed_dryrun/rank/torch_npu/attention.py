@@ -141,7 +141,7 @@ _FORWARD, _BACKWARD = "p" * 8, "p" * 13  # query … prefix
 @workspace(_FORWARD + "ppppddqqqpqqq" + "pppp", "aclnnFlashAttentionVarLenScoreV2")
 @workspace(_FORWARD + "ppddqqqpqqp" + "pppp", "aclnnFlashAttentionVarLenScoreV4")
 def forward(*parameters: Any) -> int:
-    """Attention, with copies of inputs that are not contiguous."""
+    """ops-transformer, attention/flash_attention_score/op_host, its tilings; and copies of strided inputs."""
     tensors = [described(handle) for handle in parameters[:3]]
     call = _call(tensors, parameters, 8)
     copies = sum(aligned(tensor.size) for tensor in tensors if isinstance(tensor, TensorOnDevice) and not tensor.contiguous)
@@ -154,7 +154,7 @@ def forward(*parameters: Any) -> int:
 @workspace(_BACKWARD + "ppppddqqqpqqq" + "pppp", "aclnnFlashAttentionUnpaddingScoreGradV2")
 @workspace(_BACKWARD + "ppddqqqpqq" + "ppppp", "aclnnFlashAttentionUnpaddingScoreGradV4")
 def backward(*parameters: Any) -> int:
-    """Its gradient."""
+    """ops-transformer, attention/flash_attention_score_grad/op_host: gradients added up in float32."""
     tensors = [described(handle) for handle in parameters[:3]]
     call = _call(tensors, parameters, 13)
     elements = tuple(tensor.elements for tensor in tensors if isinstance(tensor, TensorOnDevice))

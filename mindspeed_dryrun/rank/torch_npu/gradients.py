@@ -15,7 +15,7 @@ _WIDEST = 10992  # columns that a core sums up at once, in halves: CalMaxFormerN
 
 @workspace("ppQQbp", "aclnnEmbeddingDenseBackward")
 def embedding(gradient: int, indices: int, rows: int, padding: int, by_frequency: bool, output: int) -> int:
-    """op_api/aclnn_embedding_dense_backward.cpp:280-360: tokens in 32 bits, sorted; a small gradient summed up in float32."""
+    """index/embedding_dense_grad_v2/op_host: tokens in 32 bits, sorted; a small gradient summed up in float32."""
     source, result, tokens = described(gradient), described(output), described(indices)
     if not isinstance(source, TensorOnDevice) or not isinstance(result, TensorOnDevice) or not source.elements:
         return 0

@@ -71,21 +71,21 @@ def gather(source: int, axis: int, index: int, output: int) -> int:
 
 @workspace("pqppp", "aclnnScatterAdd")
 def scatter_add(target: int, axis: int, index: int, source: int, output: int) -> int:
-    """index/scatter_elements_v2/op_host/op_api/aclnn_scatter.cpp, with reduce=add."""
+    """index/scatter_elements_v2/op_host/op_api/aclnn_scatter.cpp: rows are sorted; else the index is narrowed, axes swapped."""
     return _scatter(target, axis, index, source, output)
 
 
 @workspace("pqppqp", "aclnnScatter")
 @workspace("pqppqp", "aclnnScatterValue")
 def scatter(target: int, axis: int, index: int, source: int, reduce: int, output: int) -> int:
-    """The same file."""
+    """index/scatter_elements_v2/op_host/op_api/aclnn_scatter.cpp: a number is spread out to the shape of the index."""
     return _scatter(target, axis, index, source, output)
 
 
 @workspace("pqppq", "aclnnInplaceScatter")
 @workspace("pqppq", "aclnnInplaceScatterValue")
 def scatter_in_place(target: int, axis: int, index: int, source: int, reduce: int) -> int:
-    """The same file."""
+    """index/scatter_elements_v2/op_host/op_api/aclnn_scatter.cpp: without a copy of what was there."""
     return _scatter(target, axis, index, source, target)
 
 

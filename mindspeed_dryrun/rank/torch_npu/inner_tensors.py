@@ -83,7 +83,7 @@ def addition(first: int, second: int, alpha: int, output: int) -> int:
 @workspace("ppp", "aclnnInplaceAdd")
 @workspace("ppp", "aclnnInplaceAdds")
 def in_place(first: int, second: int, *alpha: int) -> int:
-    """The same files: the first input is the output, too. One that is strided is copied, computed, and copied back."""
+    """ops-math, math/{add,mul}/op_api: the first input is the output, too. A strided one is copied, computed, and copied back."""
     return elementwise(_tensors(first, second), _tensors(first)[0])
 
 
@@ -101,7 +101,7 @@ def difference(first: int, second: int, *rest: int) -> int:
 @workspace("pp", "aclnnInplaceDiv")
 @workspace("pp", "aclnnInplaceDivs")
 def difference_in_place(first: int, second: int, *alpha: int) -> int:
-    """The same files."""
+    """ops-math, math/{sub,div}/op_api: both inputs in the type of the first."""
     return elementwise(_tensors(first, second), _tensors(first)[0], mixes=False)
 
 

@@ -23,6 +23,7 @@ CUBE_CORES, VECTOR_CORES = 24, 48  # Ascend 910B2
 constants = dict.fromkeys(("aclnnApplyAdamWV2", "aclnnRotaryPositionEmbedding", "aclnnRotaryPositionEmbeddingGrad",
                            "aclnnMoeTokenUnpermute", "aclnnMoeTokenUnpermuteGrad", "aclnnMoeTokenPermuteGrad",
                            "aclnnGroupedMatmulV2", "aclnnGroupedMatmulV4"), SYSTEM)  # fmt: skip
+formulas: dict[str, Callable[..., int]] = {}  # by operator
 largest: dict[str, int] = {}  # operator → its largest workspace in this process, wherever it was taken from
 
 
@@ -30,6 +31,8 @@ def workspace(signature: str, operator: str) -> Callable[[Callable[..., int]], C
     """Registers a formula. `signature`: the operator's parameters, without the two out-parameters at its end."""
 
     def register(formula: Callable[..., int]) -> Callable[..., int]:
+        formulas[operator] = formula
+
         @answers(signature + "pp", operator + QUESTION)
         def answer(*parameters: Any) -> int:
             *inputs, place, _ = parameters
@@ -104,7 +107,7 @@ def token_permute_size(choices: int) -> int:
 
 @workspace("ppqbpp", "aclnnMoeTokenPermute")
 def token_permute(tokens: int, indices: int, *parameters: Any) -> int:
-    """The same file."""
+    """ops-transformer, moe/moe_token_permute/op_host/moe_token_permute_tiling.cpp:440: the sort of all choices."""
     chosen = described(indices)
     return token_permute_size(chosen.elements) if isinstance(chosen, TensorOnDevice) else 0
 
