@@ -126,6 +126,26 @@ progress.iteration(1, 1)
 ops.flash_attn
 """
 
+COUNTS_OF_TOKENS = """
+import torch, torch_npu
+from types import SimpleNamespace
+from mindspeed_dryrun.rank import progress
+from mindspeed_dryrun.rank.handlers import moe
+def own(self, routing_map):
+    self.num_global_tokens_per_local_expert_cpu = routing_map.sum(dim=0).to(torch.int64).reshape(2, 4).cpu()
+dispatcher = SimpleNamespace(
+    num_experts=8, num_local_experts=4, local_expert_indices=[4, 5, 6, 7], drop_and_pad=False,
+    config=SimpleNamespace(moe_router_topk=2, moe_expert_capacity_factor=None),
+)
+torch.npu.set_device(0)
+moe.preprocess(own)(dispatcher, torch.zeros(64, 8, dtype=torch.bool, device="npu"))
+counts = dispatcher.num_global_tokens_per_local_expert_cpu
+assert counts.device.type == "cpu" and counts.dtype == torch.int64 and counts.tolist() == [[16] * 4] * 2, counts
+counts.untyped_storage().resize_(0)  # MindSpeed, fb_overlap/overlap_funcs/fwdbwd.py: what a layer's backward pass was given
+assert counts.untyped_storage().size() == 0
+progress.iteration(1, 1)
+"""
+
 
 def test_the_trial_counts_three_matrices() -> None:
     assert torch_trial().state == "ok", torch_trial()
@@ -168,6 +188,12 @@ def test_operators_that_mindspeed_compiles_allocate_what_their_sources_do(tmp_pa
     formulas = ("aclnnGroupedMatmul", "aclnnMoeToken", "aclnnRotaryPositionEmbedding")
     assert not [line for line in report["not_counted"] if any(name in line for name in formulas)]  # their workspace is counted
     assert any("aclnnRingAttentionUpdate" in line for line in report["not_counted"])  # its is not known, and named
+
+
+def test_counts_of_tokens_can_be_given_up_as_those_of_a_real_dispatcher(tmp_path: Path) -> None:
+    done = launch(tmp_path, "--ranks", "0", program=COUNTS_OF_TOKENS)
+    report = json.loads((tmp_path / "record" / "report.json").read_text())
+    assert report["ranks"][0]["status"] == "ok", done.stdout + done.stderr
 
 
 def test_operators_of_a_package_beside_cann_allocate_what_their_sources_do(tmp_path: Path) -> None:
