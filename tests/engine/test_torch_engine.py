@@ -126,6 +126,37 @@ progress.iteration(1, 1)
 ops.flash_attn
 """
 
+COUNTS_OF_TOKENS = """
+import torch, torch_npu
+from types import SimpleNamespace
+from mindspeed_dryrun.rank import progress
+from mindspeed_dryrun.rank.handlers import moe
+def own(self, routing_map):
+    self.num_global_tokens_per_local_expert_cpu = routing_map.sum(dim=0).to(torch.int64).reshape(2, 4).cpu()
+dispatcher = SimpleNamespace(
+    num_experts=8, num_local_experts=4, local_expert_indices=[4, 5, 6, 7], drop_and_pad=False,
+    config=SimpleNamespace(moe_router_topk=2, moe_expert_capacity_factor=None),
+)
+torch.npu.set_device(0)
+moe.preprocess(own)(dispatcher, torch.zeros(64, 8, dtype=torch.bool, device="npu"))
+counts = dispatcher.num_global_tokens_per_local_expert_cpu
+assert counts.device.type == "cpu" and counts.dtype == torch.int64 and counts.tolist() == [[16] * 4] * 2, counts
+counts.untyped_storage().resize_(0)  # MindSpeed, fb_overlap/overlap_funcs/fwdbwd.py: what a layer's backward pass was given
+assert counts.untyped_storage().size() == 0
+progress.iteration(1, 1)
+"""
+
+ATTENTION = """
+import sys, torch, torch_npu
+from mindspeed_dryrun.rank import progress
+torch.use_deterministic_algorithms(DETERMINISTIC)
+torch.npu.set_device(0)
+query, key, value = (torch.empty(4096, 1, 1024, device="npu", dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
+torch_npu.npu_fusion_attention(query, key, value, 8, "SBH")[0].sum().backward()
+torch.npu.synchronize()
+progress.iteration(1, 1)
+"""
+
 
 def test_the_trial_counts_three_matrices() -> None:
     assert torch_trial().state == "ok", torch_trial()
@@ -170,6 +201,12 @@ def test_operators_that_mindspeed_compiles_allocate_what_their_sources_do(tmp_pa
     assert any("aclnnRingAttentionUpdate" in line for line in report["not_counted"])  # its is not known, and named
 
 
+def test_counts_of_tokens_can_be_given_up_as_those_of_a_real_dispatcher(tmp_path: Path) -> None:
+    done = launch(tmp_path, "--ranks", "0", program=COUNTS_OF_TOKENS)
+    report = json.loads((tmp_path / "record" / "report.json").read_text())
+    assert report["ranks"][0]["status"] == "ok", done.stdout + done.stderr
+
+
 def test_operators_of_a_package_beside_cann_allocate_what_their_sources_do(tmp_path: Path) -> None:
     done = launch(tmp_path, "--ranks", "0", program=BESIDE_CANN)
     report = json.loads((tmp_path / "record" / "report.json").read_text())
@@ -178,6 +215,19 @@ def test_operators_of_a_package_beside_cann_allocate_what_their_sources_do(tmp_p
     report = json.loads((tmp_path / "whole" / "report.json").read_text())
     assert report["ranks"][0]["status"] == "ok"
     assert any("aclnnSparseFlashMlaGrad" in line for line in report["not_counted"]), "its workspace is not known"
+
+
+def test_deterministic_gradients_of_attention_take_more(tmp_path: Path) -> None:
+    sizes = []
+    for deterministic in (False, True):
+        folder = tmp_path / str(deterministic)
+        folder.mkdir()
+        done = launch(folder, "--ranks", "0", program=ATTENTION.replace("DETERMINISTIC", str(deterministic)))
+        result = json.loads((folder / "record" / "ranks" / "00000" / "result.json").read_text())
+        found = [size for name, size in result["workspace"].items() if name.startswith("aclnnFlashAttentionScoreGrad")]
+        assert len(found) == 1, done.stdout + done.stderr
+        sizes += found
+    assert sizes[1] == sizes[0] + 3 * 2 * 24 * 512 * 128 * 4  # two blocks of each gradient for each cube core
 
 
 def test_with_the_queue_of_mode_2_workspace_is_outside_the_figure(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import ctypes
 import re
 import subprocess
 import sys
+import types
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from mindspeed_dryrun.rank.torch_npu import (
     products,
     workspace,
 )
+from mindspeed_dryrun.rank.torch_npu.inner_tensors import aligned
 from mindspeed_dryrun.rank.torch_npu.objects import BFLOAT16, BOOL, FLOAT32, INT32, INT64, TensorOnDevice
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -151,6 +153,54 @@ def test_attention_adds_up_its_gradients_in_float32() -> None:
     assert attention_call(512, 512, 32, 8, gradient=True) == 20 * MB + 4 * 512 * (4096 + 1024 + 1024)  # the least there is
 
 
+def test_deterministic_gradients_have_sums_of_their_own_on_each_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    as_ever = attention_call(4096, 4096, 32, 8, gradient=True)
+    norm = workspace.rms_norm_grad(0, 0, 0, tensor(4096), 0, 0)
+    monkeypatch.setattr(attention, "deterministic", lambda: True)
+    monkeypatch.setattr(workspace, "deterministic", lambda: True)
+    two_blocks = 2 * 24 * 512 * 128 * 4
+    assert attention_call(4096, 4096, 32, 8, gradient=True) == as_ever + 3 * two_blocks
+    assert attention_call(512, 512, 32, 8, gradient=True) == 32 * MB + 4 * 512 * (4096 + 1024 + 1024)
+    assert workspace.rms_norm_grad(0, 0, 0, tensor(4096), 0, 0) == norm + 48 * 4 * 4096
+    assert attention.forward_size(attention.Call(1, 4, 1, 4096, 4096, 128, 128, 4 * 4096, 0, "SBH", BFLOAT16)) > 0
+
+
+def test_the_flag_is_torch_s_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace())  # type: ignore[arg-type]
+    assert not workspace.deterministic()
+    asked = types.SimpleNamespace(are_deterministic_algorithms_enabled=lambda: True)
+    monkeypatch.setitem(sys.modules, "torch", asked)  # type: ignore[arg-type]
+    assert workspace.deterministic()
+
+
+def gradient_call(layout_name: str, width: int, value_width: int, heads: int = 128, batch: int = 1) -> attention.Call:
+    rows = batch * heads * 4096
+    return attention.Call(batch, heads, 1, 4096, 4096, width, value_width, rows, 32, layout_name, BFLOAT16)
+
+
+def test_a_gradient_s_kernel_takes_heads_of_some_widths_only() -> None:
+    rows = 128 * 4096
+    latent = (rows * 192, rows * 192, rows * 128)  # keys of 192 and values of 128: as they are
+    assert attention.widened(gradient_call("SBH", 192, 128), latent, False) == (gradient_call("SBH", 192, 128), latent, 0)
+    assert attention.widened(gradient_call("TND", 192, 128), latent, False).copies == 0
+    values = 4 * (2 * rows * 192 + PADDED)  # output, its gradient, value, and its gradient, with heads of 192
+    fixed = attention.widened(gradient_call("SBH", 192, 128), latent, True)
+    assert fixed == (gradient_call("SBH", 192, 192), (rows * 192,) * 3, values)
+    packed = attention.widened(gradient_call("TND", 192, 128), latent, True)
+    assert packed == (gradient_call("TND", 256, 256), (rows * 256,) * 3, values + 8 * (2 * rows * 256 + PADDED))
+    odd = attention.widened(gradient_call("SBH", 192, 64), (rows * 192, rows * 192, rows * 64), False)
+    assert odd.copies == values
+    assert attention.widened(gradient_call("BNSD", 100, 100, 4), (4 * 4096 * 100,) * 3, False).call.width == 112
+
+
+def test_tokens_that_lie_far_apart_are_turned_first() -> None:
+    rows = 16 * 32 * 4096
+    near = attention.widened(gradient_call("SBH", 128, 128, 32, 15), (15 * 32 * 4096 * 128,) * 3, False)
+    far = attention.widened(gradient_call("SBH", 128, 128, 32, 16), (rows * 128,) * 3, False)
+    assert near.copies == 0 and far.copies == 8 * (2 * rows * 128 + PADDED)
+    assert attention.widened(gradient_call("BNSD", 128, 128, 32, 16), (rows * 128,) * 3, False).copies == 0
+
+
 def test_packed_documents_are_read_from_their_ends() -> None:
     q, k = tensor(8192, 4, 128), tensor(8192, 1, 128)
     ends = objects._keep((6000, 8192))
@@ -161,22 +211,27 @@ def test_packed_documents_are_read_from_their_ends() -> None:
     assert size == 16 * MB + 48 * (3 * 4 * 8 * 128 * 128 + 4 * 4 * 128 * 128)
 
 
-def test_a_small_embedding_adds_up_in_float32_and_a_large_one_in_parts() -> None:
+def embedding(source: int, tokens: int, rows: int, result: int) -> int:
+    return gradients.embedding(source, tokens, rows, -1, False, result)
+
+
+def test_a_small_embedding_adds_up_in_float32_and_a_large_one_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     tokens = tensor(2048, 1, dtype=INT64)
-    sorted_tokens = 2 * (4 * 2048 + PADDED)
+    kernel, in_order = 16 * MB + PADDED, 2 * aligned(4 * 2048)  # the tokens sorted, and where they were
     small = tensor(2048, 1, 1024), tensor(8192, 1024)
-    in_float = 4 * 1024 * (2048 + 8192) + 2 * PADDED
-    assert gradients.embedding(small[0], tokens, 8192, -1, False, small[1]) == in_float + 16 * MB + PADDED + sorted_tokens
+    assert embedding(small[0], tokens, 8192, small[1]) == kernel + in_order + 4 * 1024 * (2048 + 8192) + 2 * PADDED
     large = tensor(2048, 1, 4096), tensor(32000, 4096)
-    parts = 48 * 2 * 4 * 4096 + PADDED  # two rows and two indices of each core
-    assert gradients.embedding(large[0], tokens, 32000, -1, False, large[1]) == 16 * MB + parts + sorted_tokens
-    few = tensor(256, 1, 4096)
-    in_float = 4 * 4096 * (256 + 32000) + 2 * PADDED
-    size = in_float + 16 * MB + PADDED + 2 * (4 * 256 + PADDED)
-    assert gradients.embedding(few, tensor(256, 1, dtype=INT64), 32000, -1, False, large[1]) == size
-    narrow = tensor(65536, 1, 512), tensor(65536, 512)
-    kernel = 16 * MB + 4 * 65536 * 512 + PADDED  # which adds up in float32 itself, without a sort
-    assert gradients.embedding(narrow[0], tensor(65536, 1, dtype=INT32), 65536, -1, False, narrow[1]) == kernel
+    parts = 48 * 2 * 4 * 4096  # two rows of sums for each core
+    assert embedding(large[0], tokens, 32000, large[1]) == kernel + in_order + parts
+    full = tensor(2048, 1, 4096, dtype=FLOAT32), tensor(32000, 4096, dtype=FLOAT32)
+    assert embedding(full[0], tokens, 32000, full[1]) == kernel + in_order
+    few = tensor(256, 1, 4096), tensor(256, 1, dtype=INT32)
+    cast = 4 * 4096 * (256 + 32000) + 2 * PADDED
+    assert embedding(few[0], few[1], 32000, large[1]) == kernel + 2 * aligned(4 * 256) + cast
+    narrow = tensor(200_000, 512), tensor(8192, 512), tensor(200_000, dtype=INT32)
+    assert embedding(narrow[0], narrow[2], 8192, narrow[1]) == kernel + 4 * 8192 * 512  # nothing is put in order
+    monkeypatch.setattr(gradients, "deterministic", lambda: True)
+    assert embedding(narrow[0], narrow[2], 8192, narrow[1]) == 16 * MB + 2 * aligned(4 * 200_000) + aligned(48 * 2 * 4 * 513)
 
 
 def test_kernels_that_take_one_type_have_the_other_cast() -> None:

@@ -253,7 +253,7 @@ def _put(dispatcher: Any, counts: Any, *names: str) -> None:
     if config.current().engine == TORCH_NPU and hasattr(found, "device"):
         import torch
 
-        counts = torch.from_numpy(counts)
+        counts = torch.tensor(counts)  # memory of its own: with --moe-fb-overlap MindSpeed shrinks it once it is used
     for name in names:
         if found is not None and getattr(dispatcher, name, None) is found:
             setattr(dispatcher, name, counts)

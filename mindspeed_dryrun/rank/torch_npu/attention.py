@@ -2,6 +2,8 @@
 
 What is modelled: half precision, and sequences of 1024 and more (packed ones: documents of 1024 and more on average), by the
 tiling that such a call gets. Shorter ones and float32 take other tilings: for them the gradients in float32 are counted alone.
+Of the gradient also what its host code copies: strided inputs, heads that a kernel takes only wider than they are, and inputs
+whose tokens lie too far apart. With deterministic sums a kernel takes fewer widths of heads, and each core adds up on its own.
 """
 
 from __future__ import annotations
@@ -10,8 +12,8 @@ import ctypes
 from typing import Any, NamedTuple
 
 from mindspeed_dryrun.rank.torch_npu.inner_tensors import aligned
-from mindspeed_dryrun.rank.torch_npu.objects import FLOAT32, TensorOnDevice, described
-from mindspeed_dryrun.rank.torch_npu.workspace import CUBE_CORES, VECTOR_CORES, workspace
+from mindspeed_dryrun.rank.torch_npu.objects import FLOAT32, TensorOnDevice, described, element_bytes
+from mindspeed_dryrun.rank.torch_npu.workspace import CUBE_CORES, VECTOR_CORES, deterministic, workspace
 
 _FORWARD_SYSTEM = 16 << 20  # WORK_SPACE_RESERVE_SIZE, flash_attention_score_tiling_general.cpp:60
 _SYSTEM, _MESSAGES = 20 << 20, 16 << 10  # WORKSPACE_BUFFER and MUL_CORE_SYNC_BUFFER of the gradient's tilings
@@ -19,6 +21,10 @@ _LONG = 1024  # s2sizeLimitMin; SAB_TND_SIZE
 _PACKED_LONG, _PACKED_TOKENS, _PACKED_SHORT = 5120, 8192, 512  # S2_REUSE_SIZE_5120, SAMEAB_TND_BASIC_SIZE, S2_REUSE_SIZE_512
 _SPLIT = 512  # SAMEAB_S1_BASE, SAMEAB_S2_BASE
 _BLOCK = 512  # GM_ALIGN
+_SHORT_SYSTEM = 32 << 20  # WORKSPACE_BASE_CAL of flash_attention_score_grad_tiling_s1s2_bn2.cpp
+_ROW_BYTES = 189 << 10  # TOTAL_SIZE: what a core has for the sums of its rows
+_APART = 65535  # MAX_BSN_DIMS_SIZE
+_UNPADDED = (192, 128)  # widths of keys and of values that a kernel takes as they are where sums need not be deterministic
 
 
 class Call(NamedTuple):
@@ -84,17 +90,63 @@ def _packed_forward(call: Call) -> int:
     return _FORWARD_SYSTEM + cores * _of_a_core(rows, min(8, -(-call.keys // 128)), 3, call.width)
 
 
-def backward_size(call: Call, gradients: tuple[int, ...]) -> int:
+def backward_size(call: Call, gradients: tuple[int, ...], fixed: bool = False) -> int:
     """`GetWorkspaceSize` of flash_attention_score_grad_tiling_s1s2_bn2gs1s2_sab.cpp:1418, with whole blocks for each core.
 
-    `gradients`: elements of those of query, key and value, which are added up in float32.
+    `gradients`: elements of those of query, key and value, which are added up in float32. `fixed`: deterministic sums, for which
+    each cube core has two blocks of each gradient (:1489); long documents among short ones decide the tiling then.
     """
     size = sum(4 * elements for elements in gradients)
-    long = max(call.queries, call.keys) if call.layout != "TND" else min(call.queries, call.keys)
+    long = max(call.queries, call.keys) if fixed or call.layout != "TND" else min(call.queries, call.keys)
     if call.dtype == FLOAT32 or long < _LONG:
-        return _SYSTEM + size
+        return (_SHORT_SYSTEM if fixed else _SYSTEM) + size
+    width, value_width = _up(call.width, 16), _up(call.value_width, 16)
+    side = _SPLIT
+    if fixed and _SPLIT // (VECTOR_CORES // 3) * width * 4 * 2 > _ROW_BYTES:  # AdjustCvInner
+        side = _SPLIT // 2
     parts = _MESSAGES + size + _BLOCK * len(gradients) + _up(32 * call.rows, _BLOCK)
-    return _SYSTEM + parts + VECTOR_CORES * _SPLIT * _SPLIT * 4 * 2
+    sums = 2 * CUBE_CORES * side * 4 * (2 * width + value_width) if fixed else 0
+    return _SYSTEM + parts + VECTOR_CORES * side * side * 4 * 2 + sums
+
+
+class Widened(NamedTuple):
+    """A gradient's call as its kernel gets it."""
+
+    call: Call
+    gradients: tuple[int, ...]  # elements of those of query, key and value
+    copies: int  # bytes
+
+
+def widened(call: Call, gradients: tuple[int, int, int], fixed: bool) -> Widened:
+    """op_api/aclnn_flash_attention_score_grad.cpp, `GetInputShapeInfo` and what follows from it.
+
+    Of the tensors that are copied query, output, its gradient and the query's gradient have a row for each query head; key, value
+    and their gradients one for each key head.
+    """
+    queries, keys, bytes_each = call.rows, gradients[1] // max(call.width, 1), element_bytes(call.dtype)
+    width, value_width, packed = call.width, call.value_width, call.layout == "TND"
+    step = 16 if width < 128 else 128
+    wide = _up(width, step)
+    apart = call.heads * wide * (call.batch if call.layout == "SBH" else 1)
+    turned = call.layout in ("SBH", "BSH", "BSND") and apart > _APART
+
+    def size(of_queries: int, of_keys: int, elements: int) -> int:
+        return of_queries * aligned(bytes_each * queries * elements) + of_keys * aligned(bytes_each * keys * elements)
+
+    copies = 0
+    if value_width != width and (fixed or (width, value_width) != _UNPADDED):
+        copies += size(2, 2, width)  # output and its gradient; value, and its gradient before it is cut
+        value_width = width
+    as_it_is = wide == width or (width == 192 and not packed and not turned) or (packed and width % 8 == 0 and not fixed)
+    short = max(call.queries, call.keys) <= 4096 and call.groups == 1 and not turned
+    if not as_it_is and not (width in (72, 88) and short and call.layout not in ("BNSD", "TND")):
+        copies += size(4, 4, wide)
+        width = value_width = wide
+    if turned:
+        copies += size(2, 2, width) + size(2, 2, value_width)
+    return Widened(
+        call._replace(width=width, value_width=value_width), (queries * width, keys * width, keys * value_width), copies
+    )
 
 
 def read(query: Any, key: Any, value: Any, heads: int, layout: str, ends: tuple[tuple[int, ...], ...] = ()) -> Call | None:
@@ -158,7 +210,13 @@ def backward(*parameters: Any) -> int:
     tensors = [described(handle) for handle in parameters[:3]]
     call = _call(tensors, parameters, 13)
     elements = tuple(tensor.elements for tensor in tensors if isinstance(tensor, TensorOnDevice))
-    return backward_size(call, elements) if call else _SYSTEM + sum(4 * count for count in elements)
+    if not call:
+        return _SYSTEM + sum(4 * count for count in elements)
+    fixed = deterministic()
+    given = [*tensors, described(parameters[3]), described(parameters[11])]  # and the output's gradient, and the output
+    strided = sum(aligned(tensor.size) for tensor in given if isinstance(tensor, TensorOnDevice) and not tensor.contiguous)
+    kernel = widened(call, (elements[0], elements[1], elements[2]), fixed)
+    return strided + kernel.copies + backward_size(kernel.call, kernel.gradients, fixed)
 
 
 def _call(tensors: list[Any], parameters: tuple[Any, ...], first: int) -> Call | None:

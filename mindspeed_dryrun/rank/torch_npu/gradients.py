@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from mindspeed_dryrun.rank.torch_npu.inner_tensors import aligned
 from mindspeed_dryrun.rank.torch_npu.objects import FLOAT32, INT32, TensorOnDevice, described
-from mindspeed_dryrun.rank.torch_npu.workspace import SYSTEM, VECTOR_CORES, workspace
+from mindspeed_dryrun.rank.torch_npu.workspace import SYSTEM, VECTOR_CORES, deterministic, workspace
 
 _LARGE, _FEW_ROWS = 100 << 20, 512  # MEMORY_THRESHOLD and GRAD_ROW_LIMIT
 _NARROW, _MANY_ROWS = 512, 1 << 24  # SMALL_DIM_THRESHOLD and CAST_MAX_NUM
@@ -44,4 +44,4 @@ def _kernel(width: int, rows: int, in_float: bool, by_frequency: bool) -> int:
 
 
 def _narrow(width: int, rows: int) -> bool:
-    return width <= _NARROW and rows <= _MANY_ROWS
+    return width <= _NARROW and rows <= _MANY_ROWS and not deterministic()

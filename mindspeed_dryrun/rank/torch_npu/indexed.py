@@ -8,7 +8,7 @@ from math import prod
 
 from mindspeed_dryrun.rank.torch_npu.inner_tensors import aligned, copies
 from mindspeed_dryrun.rank.torch_npu.objects import BFLOAT16, FLOAT16, FLOAT32, TensorOnDevice, described
-from mindspeed_dryrun.rank.torch_npu.workspace import SYSTEM, VECTOR_CORES, workspace
+from mindspeed_dryrun.rank.torch_npu.workspace import SYSTEM, VECTOR_CORES, deterministic, workspace
 
 _HALVES = (BFLOAT16, FLOAT16)
 _ON_THE_CORES = (FLOAT32, FLOAT16, BFLOAT16)
@@ -125,17 +125,18 @@ def index_add(target: int, axis: int, index: int, source: int, alpha: int, outpu
 
 @workspace("pppbb", "aclnnIndexPutImpl")
 def put(target: int, indices: int, values: int, accumulate: bool, unsafe: bool) -> int:
-    """index/index_put_v2/op_api/aclnn_index_put_impl.cpp, without determinism: halves are added up in float32, or sorted."""
+    """index/index_put_v2/op_api/aclnn_index_put_impl.cpp: halves are added up in float32; or a sort, always if deterministic."""
     tensor, given = _tensor(target), _tensor(values)
     places = [part for part in described(indices) or () if _tensor(part)]
     first = _tensor(places[0]) if places else None
     if tensor is None or given is None or first is None:
         return 0
     size = copies(target, values, *places)
-    if not accumulate:
+    fixed = deterministic() and tensor.dtype in _ON_THE_CORES
+    if not accumulate and not fixed:
         return size
     width = prod(tensor.shape[len(places) :])
-    if _sorting_is_better(tensor, given, first.elements, width):
+    if fixed or _sorting_is_better(tensor, given, first.elements, width):
         return size + _sorted(first.elements) + 2 * VECTOR_CORES * 4 * width
     if tensor.dtype in _HALVES:
         size += aligned(4 * tensor.elements) + aligned(4 * given.elements)

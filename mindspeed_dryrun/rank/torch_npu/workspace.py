@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -50,6 +51,13 @@ def note(operator: str, size: int) -> None:
     largest[operator] = max(largest.get(operator, 0), size)
 
 
+def deterministic() -> bool:
+    """Whether the script asked for results that are the same each time (`--npu-deterministic`): torch_npu hands it to CANN
+    before it asks for a workspace (op-plugin, op_api_common.h; OpParamMaker.cpp, `SetDeterministic`)."""
+    asked = getattr(sys.modules.get("torch"), "are_deterministic_algorithms_enabled", None)
+    return asked is not None and bool(asked())
+
+
 def counted() -> bool:
     """Whether the script's own setting lets workspace come from the caching allocator."""
     return os.environ.get(TASK_QUEUE_VARIABLE) != "2"
@@ -68,9 +76,11 @@ def rms_norm(*parameters: Any) -> int:
 
 
 @workspace("pppppp", "aclnnRmsNormGrad")
-def rms_norm_grad(*parameters: Any) -> int:
-    """norm/rms_norm_grad/op_host/rms_norm_grad_tiling.cpp:431-435, for sums that need not be deterministic."""
-    return SYSTEM + 8 * VECTOR_CORES * 4
+def rms_norm_grad(gradient: int, values: int, deviation: int, weight: int, *outputs: int) -> int:
+    """norm/rms_norm_grad/op_host/rms_norm_grad_tiling.cpp:300: with deterministic sums each core has a row of its own."""
+    scale = described(weight)
+    columns = scale.elements if deterministic() and isinstance(scale, TensorOnDevice) else 0
+    return SYSTEM + (-(-columns // 16) * 16 + 8) * VECTOR_CORES * 4
 
 
 @workspace("pqp", "aclnnSwiGlu")
