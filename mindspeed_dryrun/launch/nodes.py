@@ -60,7 +60,9 @@ def one_job(script: Path, calls: Sequence[CapturedCall]) -> CapturedCall:
                 "Files may differ (--data-path, --load, --save)."
             )
     sizes = tuple(call.local_world_size for call in ordered)
-    notes = dict.fromkeys(note for call in ordered for note in call.notes)
+    told = ", ".join(map(str, sizes))
+    notes = [f"one job of {nodes} nodes with {told} ranks: {TORCHRUN} is called for each"]
+    notes += dict.fromkeys(note for call in ordered for note in call.notes)
     dropped = dict.fromkeys(words for call in ordered for words in call.dropped)
     return replace(first, world_size=sum(sizes), node_sizes=sizes, notes=tuple(notes), dropped=tuple(dropped))
 

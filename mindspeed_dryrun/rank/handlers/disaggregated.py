@@ -56,11 +56,11 @@ def batches(original: Callable[..., Any]) -> Callable[..., Any]:
     """The edge broadcasts the sizes of its samples in tensors on the device: what is read of them are the sizes themselves."""
 
     @functools.wraps(original)
-    def call(mbn: int, data_iterator: Any, config: Any) -> Any:
+    def call(*args: Any, **kwargs: Any) -> Any:
         from megatron.training import get_args
 
         with _sizes_answered(sample_sizes(get_args())):
-            return original(mbn, data_iterator, config)
+            return original(*args, **kwargs)
 
     return call
 
