@@ -355,7 +355,7 @@ def markdown(ranks: Iterable[RealRank], versions: str, why: str = "") -> str:
         "below its baseline, so that one that is too high is not renewed (`tests/test_tools/test_ci_st.py`). Ours: the same script,",
         f"{versions}, no NPU, no CANN. One thing is told that",
         f"CI's files would tell: the length of Alpaca's samples where a script does not pad them (`--sample-length {ALPACA_TOKENS}`, an estimate of",
-        f"the mean from its size in bytes; {PACKED_TOKENS} for a packed one; the jobs are marked with *). The longest sample of a batch decides the maximum: there ours may be below.",
+        f"the mean from its size in bytes; {PACKED_TOKENS} for a data set that looks packed; the jobs are marked with *). The longest sample of a batch decides the maximum: there ours may be below.",
         "The estimate was made after 64 and 128 tokens had been tried against these baselines, so the marked rows are not a blind test.",
         "Figures are megabytes (2^20 bytes) of torch_npu's allocator. Adam's states are made at the end of the first iteration: these maxima",
         "are not the peaks of a run. Made by `benchmarks/real_npu.py`.",

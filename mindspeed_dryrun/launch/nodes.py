@@ -48,7 +48,7 @@ def one_job(script: Path, calls: Sequence[CapturedCall]) -> CapturedCall:
     if len(calls) < nodes:
         there = ", ".join(str(call.options["node_rank"]) for call in calls)
         raise UsageError(
-            f"{script} calls {TORCHRUN} for {len(calls)} of the {nodes} nodes of its job (--node_rank {there}): "
+            f"{script} calls torchrun for {len(calls)} of the {nodes} nodes of its job (--node_rank {there}): "
             "start the scripts of all nodes, or keep one call."
         )
     ordered = sorted(calls, key=lambda call: int(call.options["node_rank"]))
@@ -61,7 +61,7 @@ def one_job(script: Path, calls: Sequence[CapturedCall]) -> CapturedCall:
             )
     sizes = tuple(call.local_world_size for call in ordered)
     told = ", ".join(map(str, sizes))
-    notes = [f"one job of {nodes} nodes with {told} ranks: {TORCHRUN} is called for each"]
+    notes = [f"one job of {nodes} nodes with {told} ranks: torchrun is called for each"]
     notes += dict.fromkeys(note for call in ordered for note in call.notes)
     dropped = dict.fromkeys(words for call in ordered for words in call.dropped)
     return replace(first, world_size=sum(sizes), node_sizes=sizes, notes=tuple(notes), dropped=tuple(dropped))
