@@ -8,11 +8,10 @@ import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from mindspeed_dryrun.errors import UsageError
 from mindspeed_dryrun.estimate.operators import sequence_pieces
 from mindspeed_dryrun.megatron.arguments import Arguments, pairs, without
 from mindspeed_dryrun.megatron.flags import with_tag
-from mindspeed_dryrun.megatron.layout import DISAGGREGATED, RING, ULYSSES, Layout, held_microbatches, read_layout
+from mindspeed_dryrun.megatron.layout import RING, ULYSSES, Layout, held_microbatches, read_layout
 from mindspeed_dryrun.megatron.sizes import recompute_granularity
 
 HYBRID = ("hybrid_cp_algo", "hybrid_adaptive_cp_algo")
@@ -292,8 +291,6 @@ def apply(args: Sequence[str], strategy: Strategy) -> tuple[str, ...]:
 def read_strategy(args: Sequence[str], world: int) -> Strategy:
     """The strategy that a trainer's arguments spell out."""
     arguments = Arguments(tuple(args))
-    if arguments.has(DISAGGREGATED):
-        raise UsageError(f"The models of memory and time do not know the U-shaped pipeline of {DISAGGREGATED}.")
     layout = read_layout(arguments, world)
     sizes = layout.parallel
     stages = tuple(tuple(map(len, layout.real_layers(stage))) for stage in range(sizes.pp))

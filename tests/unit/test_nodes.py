@@ -11,6 +11,7 @@ import pytest
 from mindspeed_dryrun.engines.cann.stand_in import StandIn
 from mindspeed_dryrun.engines.torch_npu.engine import TorchEngine
 from mindspeed_dryrun.errors import UsageError
+from mindspeed_dryrun.estimate.strategy import Strategy
 from mindspeed_dryrun.launch.captured_call import CapturedCall
 from mindspeed_dryrun.launch.job import Job, changed, understand
 from mindspeed_dryrun.launch.nodes import may_be_one_job, one_job
@@ -19,7 +20,9 @@ from mindspeed_dryrun.launch.rank_classes import rank_classes
 from mindspeed_dryrun.launch.run import job_file, job_of_record
 from mindspeed_dryrun.launch.script import capture
 from mindspeed_dryrun.launch.torchrun_call import read_torchrun_call
+from mindspeed_dryrun.megatron.model_shape import read_shape
 from mindspeed_dryrun.record.run_spec import RunSpec
+from mindspeed_dryrun.search.measure import job_with
 
 SCRIPT = Path("train.sh")
 NODE = "--nproc_per_node {0} --nnodes {1} --node_rank {2} --master_addr localhost --master_port 6000 posttrain_gpt.py "
@@ -151,6 +154,18 @@ def test_each_rank_gets_the_size_of_its_own_node() -> None:
     other = make_plan(dataclasses.replace(found, node_sizes=(2, 2)), plan.spec, plan.engine)
     assert other.fingerprint != plan.fingerprint
     assert job_of_record(job_file(plan)).nodes == (1, 3)
+
+
+def test_no_model_knows_the_u_shaped_pipeline() -> None:
+    with pytest.raises(UsageError, match="do not know the U-shaped pipeline"):
+        read_shape(ARGS.split())
+
+
+def test_a_strategy_on_other_cards_has_equal_nodes() -> None:
+    words = "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 64 --global-batch-size 8 --micro-batch-size 1"
+    call = one_job(SCRIPT, calls(2, 2, args=words))
+    strategy = Strategy(tp=1, pp=1, dp=8, cp=1, micro_batch=1, stages=((4,),))
+    assert job_with(call, "train.sh", strategy, cards_per_node=4).nodes == (4, 4)
 
 
 def test_a_job_of_equal_nodes_has_them_too() -> None:
