@@ -45,13 +45,13 @@ def one_job(script: Path, calls: Sequence[CapturedCall]) -> CapturedCall:
     if not _belong_together(calls):
         raise more_than_once(script, calls[0].launcher)
     nodes = _nodes(calls[0])
+    ordered = sorted(calls, key=lambda call: int(call.options["node_rank"]))
     if len(calls) < nodes:
-        there = ", ".join(str(call.options["node_rank"]) for call in calls)
+        there = ", ".join(call.options["node_rank"] for call in ordered)
         raise UsageError(
             f"{script} calls torchrun for {len(calls)} of the {nodes} nodes of its job (--node_rank {there}): "
             "start the scripts of all nodes, or keep one call."
         )
-    ordered = sorted(calls, key=lambda call: int(call.options["node_rank"]))
     first = ordered[0]
     for other in ordered[1:]:
         if difference := _difference(first, other):
