@@ -47,7 +47,7 @@ def torch_trial() -> Check:
         engine = choose_torch_engine()
     except DryRunError as error:
         return Check(name="torch_npu trial", found="no engine", wanted=wanted, state="wrong", fix=str(error))
-    environ = engine.environment(os.environ) | engine.place(0, 1, 1) | {"PYTHONDONTWRITEBYTECODE": "1"}
+    environ = engine.environment(os.environ) | engine.place(0, (1,)) | {"PYTHONDONTWRITEBYTECODE": "1"}
     root = str(Path(mindspeed_dryrun.__file__).parents[1])
     environ["PYTHONPATH"] = os.pathsep.join(part for part in (root, environ.get("PYTHONPATH", "")) if part)
     with temporary_folder() as folder:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from mindspeed_dryrun.record.model import EngineSummary
@@ -46,8 +46,8 @@ class Engine(Protocol):
     def environment(self, base: Mapping[str, str]) -> dict[str, str]:
         """The environment of a simulated rank, made from the user's."""
 
-    def place(self, rank: int, world_size: int, local_world_size: int) -> dict[str, str]:
-        """The variables by which the launcher tells a process which rank it is."""
+    def place(self, rank: int, nodes: Sequence[int]) -> dict[str, str]:
+        """The variables by which the launcher tells a process which rank it is; `nodes` are the ranks of each node."""
 
     def recording(self) -> dict[str, str]:
         """The variables that make the engine write down every allocation, in the folder where a rank works: its own."""

@@ -21,6 +21,7 @@ class CapturedCall:
     options: Mapping[str, str]  # the launcher's own, by name without dashes, with underscores
     world_size: int  # all ranks of all nodes
     local_world_size: int  # ranks of one node
+    node_sizes: tuple[int, ...] = ()  # ranks of each node, where the script calls the launcher once for each
     program: str
     program_args: tuple[str, ...]
     dropped: tuple[str, ...] = ()  # words that cannot be arguments, with the place where they were found

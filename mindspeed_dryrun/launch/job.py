@@ -36,6 +36,7 @@ class Job:
     program: str  # as the launcher call names it
     arguments: Arguments  # the trainer's, after overrides
     local_world_size: int  # ranks of one node
+    node_sizes: tuple[int, ...] = ()  # ranks of each node, where they were called for one by one
     kind: str  # "pretrain", "sft", "lora", "dpo", …; "program" for one that is not Megatron's
     layout: Layout
     batch: Batch
@@ -58,6 +59,12 @@ class Job:
     def world_size(self) -> int:
         """All ranks of all nodes."""
         return self.layout.world_size
+
+    @property
+    def nodes(self) -> tuple[int, ...]:
+        """Ranks of each node."""
+        whole, rest = divmod(self.world_size, self.local_world_size)
+        return self.node_sizes or (*(self.local_world_size,) * whole, *(rest,) * bool(rest))
 
     @property
     def parallel(self) -> Parallel:
@@ -146,14 +153,14 @@ def understand(call: CapturedCall, script: str, overrides: Sequence[str] = ()) -
         )
     world, kind = call.world_size, _kind(name, arguments)
     notes = [*call.notes, *(f"dropped {words}: not an argument" for words in call.dropped)]
-    if world < call.local_world_size or world % call.local_world_size:
+    if not call.node_sizes and (world < call.local_world_size or world % call.local_world_size):
         notes.append(f"{world} ranks are not a multiple of the {call.local_world_size} of one node")
     if kind == "program":
         layout = Layout(world_size=world, parallel=Parallel(dp=world), stages=(), noop=frozenset())
         batch = Batch(micro=1, whole=world, microbatches=1)
     else:
         try:
-            layout, batch = read_checked(arguments, world)
+            layout, batch = read_checked(arguments, world, call.node_sizes)
         except UsageError as error:
             raise UsageError(f"{script}: {error}") from None
         notes += _warnings(arguments)
@@ -163,6 +170,7 @@ def understand(call: CapturedCall, script: str, overrides: Sequence[str] = ()) -
         program=call.program,
         arguments=arguments,
         local_world_size=call.local_world_size,
+        node_sizes=call.node_sizes,
         kind=kind,
         layout=layout,
         batch=batch,
@@ -182,6 +190,7 @@ def changed(job: Job, overrides: Sequence[str]) -> Job:
         options=job.launcher_options,
         world_size=job.world_size,
         local_world_size=job.local_world_size,
+        node_sizes=job.node_sizes,
         program=job.program,
         program_args=job.args,
         env=job.env,

@@ -10,18 +10,18 @@ from typing import Any
 
 from mindspeed_dryrun.errors import UsageError
 from mindspeed_dryrun.language import message
+from mindspeed_dryrun.launch.captured_call import TORCHRUN
 from mindspeed_dryrun.launch.stand_ins import REMOTE
 
 TIME_LIMIT_S = 60.0
 _SCRIPT_BYTES = 1 << 20  # of a script that another one names
 
 
-def check_one_call(script: Path, calls: Sequence[Mapping[str, Any]], noted: Mapping[str, Sequence[str]]) -> None:
-    """`UsageError` where there are two calls, or one that is not the script's on the machine of the training."""
-    if len(calls) > 1:
-        raise UsageError(f"{script} calls {calls[0]['program']} more than once, and a dry run is of one job: keep one call.")
-    words = calls[0]["argv"]
-    if damaged := [word for word in words if "\r" in word]:
+def check_calls(script: Path, calls: Sequence[Mapping[str, Any]], noted: Mapping[str, Sequence[str]]) -> None:
+    """`UsageError` where two calls cannot be of one job, or one is not the script's on the machine of the training."""
+    if len(calls) > 1 and any(call["program"] != TORCHRUN for call in calls):
+        raise more_than_once(script, calls[0]["program"])
+    if damaged := [word for call in calls for word in call["argv"] if "\r" in word]:
         raise UsageError(
             f"The {calls[0]['program']} call of {script} has Windows line ends in its words ({damaged[0].strip()}): "
             "a file that the script reads has them. Convert it: sed -i 's/\\r$//' FILE"
@@ -33,6 +33,11 @@ def check_one_call(script: Path, calls: Sequence[Mapping[str, Any]], noted: Mapp
             f"{script} runs {parts[0]} as a command of its own: the line before it does not end in \\, "
             "or a space or a comment follows it."
         )
+
+
+def more_than_once(script: Path, launcher: str) -> UsageError:
+    """The sentence about calls of several jobs."""
+    return UsageError(f"{script} calls {launcher} more than once, and a dry run is of one job: keep one call.")
 
 
 def why_no_call(script: Path, status: int | None, output: str, noted: Mapping[str, Sequence[str]]) -> UsageError:

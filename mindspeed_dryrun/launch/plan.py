@@ -93,6 +93,7 @@ class Plan:
             __version__, self.job.world_size, self.trainer.kind, first.argv[2:], engine, self.spec.explain,
             self.spec.moe_load, self.spec.sample_length, self.patches, self.environment, self.trainer.path, self.trainer.release,
             code_digest([*(self.trainer.path if self.trainer.kind == "script" else ()), _PACKAGE]),
+            *self.job.node_sizes,
         ]  # fmt: skip
         return hashlib.sha256(json.dumps(data, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
@@ -214,7 +215,7 @@ def rank_environment(
     folder = f"{RECORD}/ranks/{rank:05d}"
     env = base
     if engine:
-        env = engine.environment(base) | engine.place(rank, job.world_size, job.local_world_size)
+        env = engine.environment(base) | engine.place(rank, job.nodes)
         env |= engine.recording() if spec.explain else {}
     env.update(MS_DRY_RUN="1", PYTHONDONTWRITEBYTECODE="1", PYTHONUNBUFFERED="1")
     env.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
@@ -236,6 +237,7 @@ def rank_environment(
         keeps_checkpoints=trainer.keeps_checkpoints,
         hooks_blocks_only=trainer.hooks_blocks_only,
         sample_length=spec.sample_length,
+        nodes=job.node_sizes,
     )
     return {**env, **activation.to_env()}
 

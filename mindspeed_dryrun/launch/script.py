@@ -27,7 +27,8 @@ from typing import Any
 from mindspeed_dryrun.errors import DryRunError, UsageError, check_interrupted
 from mindspeed_dryrun.launch import script_text
 from mindspeed_dryrun.launch.captured_call import CapturedCall
-from mindspeed_dryrun.launch.no_call import TIME_LIMIT_S, check_one_call, why_no_call
+from mindspeed_dryrun.launch.no_call import TIME_LIMIT_S, check_calls, why_no_call
+from mindspeed_dryrun.launch.nodes import may_be_one_job, one_job
 from mindspeed_dryrun.launch.read_call import read_call
 from mindspeed_dryrun.launch.stand_ins import SHIM, write_programs
 from mindspeed_dryrun.rank import activation as config
@@ -50,7 +51,10 @@ def capture(
     script_args: Sequence[str] = (),
     env: Mapping[str, str] | None = None,
 ) -> CapturedCall:
-    """The one launcher call of a script, run with `env` exported. `UsageError` if it makes none, two, or fails before."""
+    """The launcher call of a script, run with `env` exported; the calls of all nodes of one job are one.
+
+    `UsageError` if it makes none, or calls of two jobs, or fails before.
+    """
     if not script.is_file():
         raise UsageError(f"There is no script {script}.")
     text, sets = script.read_bytes().decode("utf-8", "surrogateescape"), sets or {}
@@ -69,11 +73,12 @@ def capture(
         calls = [_without_places(call, str(folder / "places")) for call in ended.calls]
     if not calls:
         raise why_no_call(script, ended.status, ended.output, noted)
-    check_one_call(script, calls, noted)
+    check_calls(script, calls, noted)
     for name in elsewhere:
         if name not in noted["set"] and name not in exported:
             raise script_text.not_assigned(text, name, script)
-    call = read_call(calls[0]["program"], calls[0]["argv"], calls[0]["cwd"], _script_environment(calls[0]["env"]))
+    found = [read_call(call["program"], call["argv"], call["cwd"], _script_environment(call["env"])) for call in calls]
+    call = one_job(script, found)
     notes = list(call.notes)
     if noted["stale"]:
         notes.append(
@@ -137,7 +142,7 @@ def _run(command: Sequence[str], folder: Path, env: Mapping[str, str]) -> _Ended
             start_new_session=True,
         )
     assert process.stdin and process.stdout
-    said, more = b"", b"..."
+    said, more, seen = b"", b"...", 0
     with process:
         try:
             while more:
@@ -145,15 +150,17 @@ def _run(command: Sequence[str], folder: Path, env: Mapping[str, str]) -> _Ended
                 if select.select([process.stdout], [], [], _TICK_S)[0]:
                     more = os.read(process.stdout.fileno(), 1 << 16)
                     said += more
-                if len(_lines(folder / "calls")) > 1:  # refused in any case: a loop may go on for ever
-                    break
+                if len(lines := _lines(folder / "calls")) > seen:
+                    seen = len(lines)
+                    if seen > 1 and not may_be_one_job(lines):  # refused in any case: a loop may go on for ever
+                        break
         finally:
             process.stdin.close()  # the guard ends the tree
             said += process.stdout.read()  # until it has
             outcome = json.loads(said.splitlines()[-1]) if said else {}
             if "ended" not in outcome:
                 guard.end_marked(env[guard.MARK])
-    calls = [json.loads(line) for line in _lines(folder / "calls")[:2]]
+    calls = [json.loads(line) for line in _lines(folder / "calls")]
     if outcome.get("ended") not in ("exit", "timeout") and len(calls) < 2:
         raise DryRunError("The process that watches the script was killed, most likely for lack of host memory. Run it again.")
     status = outcome["exit_status"] if outcome.get("ended") == "exit" else None

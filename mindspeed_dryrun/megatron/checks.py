@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from mindspeed_dryrun.errors import UsageError
 from mindspeed_dryrun.language import message
@@ -15,14 +16,14 @@ _MOST_LAYERS = 10_000
 _MOST_RANKS = 1 << 20
 
 
-def read_checked(arguments: Arguments, world_size: int) -> tuple[Layout, Batch]:
+def read_checked(arguments: Arguments, world_size: int, nodes: Sequence[int] = ()) -> tuple[Layout, Batch]:
     """Layout and batch of arguments that Megatron would accept; `UsageError` with the numbers and the way out otherwise."""
     missing = [flag for flag in with_tag("required") if not arguments.has(flag)]
     if missing:
         raise UsageError(f"The trainer's arguments lack {', '.join(missing)}.")
     _check_words(arguments)
     _check_size(arguments, world_size)
-    layout = read_layout(arguments, world_size)
+    layout = read_layout(arguments, world_size, nodes)
     batch = read_batch(arguments, layout.parallel.dp)
     _check_schedule(arguments, layout, batch)
     _check_recomputation(arguments)
@@ -67,7 +68,7 @@ def _check_size(arguments: Arguments, world_size: int) -> None:
 def _check_schedule(arguments: Arguments, layout: Layout, batch: Batch) -> None:
     # `microbatch_group_size_per_vp_stage`: https://github.com/NVIDIA/Megatron-LM/blob/core_v0.12.1/megatron/core/pipeline_parallel/schedules.py#L789
     parallel = layout.parallel
-    if not parallel.vpp or arguments.has("--schedules-method"):
+    if not parallel.vpp or layout.u_shaped or arguments.has("--schedules-method"):
         return
     group = arguments.number("--microbatch-group-size-per-virtual-pipeline-stage", parallel.pp) or 1
     rest = batch.microbatches % group
@@ -94,9 +95,9 @@ def _check_recomputation(arguments: Arguments) -> None:
 
 
 def _check_model(arguments: Arguments, layout: Layout) -> None:
-    tp = layout.parallel.tp
     # `tensor_model_parallel_size`: https://github.com/NVIDIA/Megatron-LM/blob/core_v0.12.1/megatron/core/transformer/transformer_config.py#L559
     heads, hidden = arguments.positive("--num-attention-heads", 1), arguments.positive("--hidden-size", 1)
+    tp = layout.edge[1] if layout.edge and heads % layout.edge[1] else layout.parallel.tp
     if heads % tp:
         fitting = [value for value in range(1, heads + 1) if heads % value == 0 and value <= 64]
         raise UsageError(f"{heads} attention heads are not divisible by TP {tp}: TP can be {', '.join(map(str, fitting))}.")
@@ -152,10 +153,10 @@ def _check_experts(arguments: Arguments, layout: Layout) -> None:
         raise UsageError(f"{experts} experts are not divisible by EP {spread}.")
     expert_tp = parallel.tp if extended else arguments.number("--expert-tensor-parallel-size") or parallel.tp
     grid = expert_tp * parallel.ep * parallel.pp
-    if layout.world_size % grid:
+    world = layout.world_size if not layout.u_shaped else parallel.tp * parallel.cp * parallel.dp * parallel.pp
+    if world % grid:
         raise UsageError(
-            f"World size {layout.world_size} is not divisible by expert TP {expert_tp} × EP {parallel.ep} × "
-            f"PP {parallel.pp} = {grid}."
+            f"World size {world} is not divisible by expert TP {expert_tp} × EP {parallel.ep} × PP {parallel.pp} = {grid}."
         )
     # Megatron-LM, core/parallel_state.py, "When not using pp-last rank ordering"
     # `When not using pp-last rank ordering`: https://github.com/NVIDIA/Megatron-LM/blob/core_v0.12.1/megatron/core/parallel_state.py#L720

@@ -51,6 +51,12 @@ class Layout:
     stages: StageLayers
     noop: frozenset[int]
     pipeline_before_data: bool = False  # --use-tp-pp-dp-mapping
+    edge: tuple[int, int] | None = None  # ranks of the edge, and their TP (--layerwise-disaggregated-training)
+
+    @property
+    def u_shaped(self) -> bool:
+        """The first stage, on the edge, has the first layers and the last ones; the stages of the cloud have those between."""
+        return self.edge is not None
 
     @property
     def order(self) -> str:
@@ -62,9 +68,16 @@ class Layout:
         """Tensor fastest, then context; then data and pipeline, or pipeline and data."""
         # `RankGenerator`: https://github.com/NVIDIA/Megatron-LM/blob/core_v0.12.1/megatron/core/parallel_state.py#L329
         sizes = self.parallel
-        rank, tp = divmod(rank, sizes.tp)
+        if self.edge and rank < self.edge[0]:
+            rank, tp = divmod(rank, self.edge[1])
+            dp, cp = divmod(rank, sizes.cp)
+            return Place(tp, cp, dp, 0)
+        rank, tp = divmod(rank - self.edge[0] if self.edge else rank, sizes.tp)
         rank, cp = divmod(rank, sizes.cp)
-        if self.pipeline_before_data:
+        if self.edge:
+            pp, dp = divmod(rank, sizes.dp)
+            pp += 1
+        elif self.pipeline_before_data:
             dp, pp = divmod(rank, sizes.pp)
         else:
             pp, dp = divmod(rank, sizes.dp)
@@ -74,6 +87,8 @@ class Layout:
         """Which of Megatron's process groups these ranks are (tp, pp, dp, cp, mp, embd, …), by the places that differ."""
         # `EMBEDDING_GROUP`: https://github.com/NVIDIA/Megatron-LM/blob/core_v0.12.1/megatron/core/parallel_state.py#L1072
         places = [self.place(rank) for rank in ranks if rank < self.world_size]
+        if self.edge and len(places) == self.parallel.pp == len({place.pp for place in places}):
+            return "pp"  # from the edge, whose TP and DP may be others, through the cloud
         varied = {name for name in ("tp", "cp", "dp", "pp") if len({getattr(place, name) for place in places}) > 1}
         if varied == {"pp"} and len(ranks) < self.parallel.pp:
             return "embd" if {place.pp for place in places} == {0, self.parallel.pp - 1} else "pp"
@@ -114,33 +129,84 @@ def held_microbatches(pp: int, vpp: int | None, stage: int, microbatches: int) -
     return tuple(held)
 
 
-def read_layout(arguments: Arguments, world_size: int) -> Layout:
-    """The layout that the arguments spell out, or a `UsageError` with the numbers and the way out."""
-    if arguments.has("--layerwise-disaggregated-training"):
-        # Its ranks send each other the sizes of their nodes (core/layerwise_disaggregated_training/parallel_state.py:183,
-        # 26.1.0), and loop for ever where they read zeros.
-        # `_auto_detect_vtp_sizes`: https://gitcode.com/Ascend/MindSpeed-LLM/blob/v26.1.0/mindspeed_llm/core/layerwise_disaggregated_training/parallel_state.py#L183
-        raise UsageError(
-            "--layerwise-disaggregated-training is one job in several torchrun calls with nodes of different sizes, "
-            "which a dry run of one script cannot understand."
-        )
+def read_layout(arguments: Arguments, world_size: int, nodes: Sequence[int] = ()) -> Layout:
+    """The layout that the arguments spell out, or a `UsageError` with the numbers and the way out.
+
+    `nodes`: the ranks of each node, where they are known to have sizes of their own.
+    """
     tp = arguments.positive("--tensor-model-parallel-size", 1)
     pp = arguments.positive("--pipeline-model-parallel-size", 1)
     cp = arguments.positive("--context-parallel-size", 1)
     ep = arguments.positive("--expert-model-parallel-size", 1)
-    size = tp * pp * cp
-    if world_size % size:
-        more = f"use a multiple of {size} ranks" if world_size > size else f"it needs at least {size} ranks"
-        raise UsageError(f"World size {world_size} is not divisible by TP {tp} × PP {pp} × CP {cp} = {size}: {more}.")
-    vpp = _virtual_stages(arguments, pp)
-    noop = _noop_layers(arguments)
+    edge = None
+    if arguments.has(DISAGGREGATED):
+        dp, edge = _disaggregated(arguments, Parallel(tp=tp, pp=pp, cp=cp), world_size, nodes)
+    else:
+        size = tp * pp * cp
+        if world_size % size:
+            more = f"use a multiple of {size} ranks" if world_size > size else f"it needs at least {size} ranks"
+            raise UsageError(f"World size {world_size} is not divisible by TP {tp} × PP {pp} × CP {cp} = {size}: {more}.")
+        dp = world_size // size
+    vpp, noop = _virtual_stages(arguments, pp), _noop_layers(arguments)
     return Layout(
         world_size=world_size,
-        parallel=Parallel(tp=tp, pp=pp, dp=world_size // size, cp=cp, ep=ep, etp=_expert_tensor(arguments, tp), vpp=vpp),
-        stages=_stages(arguments, pp, vpp, noop),
+        parallel=Parallel(tp=tp, pp=pp, dp=dp, cp=cp, ep=ep, etp=_expert_tensor(arguments, tp), vpp=vpp),
+        stages=_u_shape(arguments, pp) if edge else _stages(arguments, pp, vpp, noop),
         noop=noop,
         pipeline_before_data=arguments.has("--use-tp-pp-dp-mapping"),
+        edge=edge,
     )
+
+
+DISAGGREGATED = "--layerwise-disaggregated-training"
+
+
+def _disaggregated(arguments: Arguments, sizes: Parallel, world_size: int, nodes: Sequence[int]) -> tuple[int, tuple[int, int]]:
+    """Data-parallel size of the cloud, and the edge's ranks with their TP: node 0 is the edge, the others are the cloud.
+
+    With as many nodes as stages, or more, a stage's TP is the size of its node (`_auto_detect_vtp_sizes`); upstream takes the
+    cloud's data-parallel size for the whole job (`_get_vdp_size`).
+    """
+    # `_get_vdp_size`: https://gitcode.com/Ascend/MindSpeed-LLM/blob/v26.1.0/mindspeed_llm/core/layerwise_disaggregated_training/initialize.py#L1106
+    # `_auto_detect_vtp_sizes`: https://gitcode.com/Ascend/MindSpeed-LLM/blob/v26.1.0/mindspeed_llm/core/layerwise_disaggregated_training/parallel_state.py#L183
+    tp, pp, cp = sizes.tp, sizes.pp, sizes.cp
+    if len(nodes) < 2 or sum(nodes) != world_size:
+        raise UsageError(
+            f"{DISAGGREGATED} is one job of an edge and a cloud, nodes of different sizes: the torchrun calls of all nodes are "
+            "needed. Write a script that starts the script of each node (bash EDGE & bash CLOUD & wait), and give that."
+        )
+    if pp < 2 or _virtual_stages(arguments, pp) != 2:
+        raise UsageError(
+            f"{DISAGGREGATED} needs a pipeline (PP is {pp}) and two chunks of a stage (--num-virtual-stages-per-pipeline-rank 2)."
+        )
+    edge, cloud, stage = nodes[0], world_size - nodes[0], tp * cp * (pp - 1)
+    if cloud % stage:
+        raise UsageError(f"The cloud's {cloud} ranks are not divisible by TP {tp} × CP {cp} × {pp - 1} stages = {stage}.")
+    if len(nodes) < pp:
+        if edge % (tp * cp):
+            raise UsageError(f"The edge's {edge} ranks are not divisible by TP {tp} × CP {cp} = {tp * cp}.")
+        return cloud // stage, (edge, tp)
+    if cp > 1 or any(node != tp for node in nodes[1:pp]):
+        told = ", ".join(map(str, nodes))
+        raise UsageError(
+            f"With as many nodes as stages, TP is the size of a node: the cloud's nodes must have TP {tp} ranks each, "
+            f"CP must be 1, and this job has nodes of {told} ranks and CP {cp}."
+        )
+    return cloud // stage, (edge, edge)
+
+
+def _u_shape(arguments: Arguments, pp: int) -> StageLayers:
+    """`2,8,8,8,2` of PP 4: the first stage has the first layers and the last ones, in two chunks."""
+    # `tmp_num_layer_list`: https://gitcode.com/Ascend/MindSpeed-LLM/blob/v26.1.0/mindspeed_llm/tasks/posttrain/ldt_sft/ldt_sft_trainer.py#L118
+    counts, layers = arguments.numbers("--num-layer-list"), arguments.positive("--num-layers", 1)
+    if len(counts) != pp + 1 or sum(counts) != layers:
+        raise UsageError(
+            f"{DISAGGREGATED} needs a --num-layer-list of {pp + 1} numbers (PP + 1: the edge has the first and the last) "
+            f"that add up to {layers} layers, and it has {len(counts)} that add up to {sum(counts)}."
+        )
+    starts = [sum(counts[:place]) for place in range(pp + 1)]
+    chunks = [tuple(range(start, start + count)) for start, count in zip(starts, counts, strict=True)]
+    return ((chunks[0], chunks[-1]), *((chunk, ()) for chunk in chunks[1:-1]))
 
 
 def _expert_tensor(arguments: Arguments, tp: int) -> int:

@@ -10,6 +10,7 @@ from mindspeed_dryrun.errors import UsageError
 from mindspeed_dryrun.megatron import sizes
 from mindspeed_dryrun.megatron.arguments import Arguments
 from mindspeed_dryrun.megatron.flags import with_tag
+from mindspeed_dryrun.megatron.layout import DISAGGREGATED
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,6 +121,8 @@ def read_shape(args: Sequence[str]) -> ModelShape:
     for flag in ("--num-layers", "--hidden-size", "--num-attention-heads", "--seq-length", "--global-batch-size"):
         if not arguments.has(flag):
             raise UsageError(f"The script does not set {flag}: it is needed to count the model.")
+    if arguments.has(DISAGGREGATED):
+        raise UsageError(f"Search and the models of memory and time do not know the U-shaped pipeline of {DISAGGREGATED}.")
     # A strategy may change TP, and with it the padding: what TP 1 pads to is the least.
     vocab = sizes.read_padded_vocabulary(arguments, 1)
     if vocab is None:

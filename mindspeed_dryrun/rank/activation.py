@@ -41,6 +41,7 @@ class Activation:
     keeps_checkpoints: bool = False  # that MindSpeed-LLM frees what recomputed layers save only when the collector runs
     hooks_blocks_only: bool = False  # with LoRA it makes embeddings ask for a gradient under --recompute-method block only
     sample_length: int = 0  # tokens of an instruction sample; 0: the sequence length
+    nodes: tuple[int, ...] = ()  # ranks of each node, where they were called for one by one
     # of an activated shell
     script: str = ""
     options: tuple[str, ...] = ()
@@ -69,9 +70,12 @@ def _read(text: str) -> Activation:
         return default
     told: dict[str, Any] = {field.name: data[field.name] for field in dataclasses.fields(Activation) if field.name in data}
     for name, value in told.items():
-        if not isinstance(value, list if name == "options" else type(getattr(default, name))):
+        if not isinstance(value, list if name in ("options", "nodes") else type(getattr(default, name))):
             return default
-    return Activation(**{**told, "options": tuple(map(str, told.get("options", ())))})
+    nodes = told.get("nodes", ())
+    if not all(isinstance(size, int) for size in nodes):
+        return default
+    return Activation(**{**told, "options": tuple(map(str, told.get("options", ()))), "nodes": tuple(nodes)})
 
 
 def current() -> Activation:

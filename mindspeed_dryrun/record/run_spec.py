@@ -53,6 +53,7 @@ class LauncherCall:
     args: tuple[str, ...]
     cwd: str
     env: Mapping[str, str] = field(default_factory=dict)  # of the script's exports what decides figures
+    node_sizes: tuple[int, ...] = ()  # ranks of each node, where the script calls the launcher once for each
 
 
 @dataclass(frozen=True, kw_only=True)

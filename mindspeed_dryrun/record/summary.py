@@ -55,7 +55,7 @@ def build_report(record_dir: Path) -> Report:
     for rank, result in results.items():
         plan.setdefault(rank, _unplanned(rank, result.get("represents")))
     represents = _exactly_once(plan)
-    layout = _layout(job.job)
+    layout = _layout(job)
     ranks = [_rank_report(job, layout, plan[rank], results[rank], represents[rank]) for rank in sorted(results)]
     ranks, spread = _with_deciding(record.path / "deciding", ranks)
     notes = [*job.notes, *spread]
@@ -298,9 +298,10 @@ def _rank_report(
     return dataclasses.replace(rank, communicators=found)
 
 
-def _layout(job: JobSummary) -> Layout | None:
+def _layout(file: JobFile) -> Layout | None:
+    nodes = file.call.node_sizes if file.call else ()
     try:
-        return read_layout(Arguments(job.trainer_args), job.world_size)
+        return read_layout(Arguments(file.job.trainer_args), file.job.world_size, nodes)
     except DryRunError:
         return None
 

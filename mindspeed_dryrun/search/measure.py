@@ -69,6 +69,7 @@ def job_with(call: CapturedCall, script: str, strategy: Strategy, cards_per_node
         call,
         world_size=strategy.world,
         local_world_size=min(cards_per_node, strategy.world),
+        node_sizes=(),
         program_args=apply(call.program_args, strategy),
     )
     return understand(changed, script)

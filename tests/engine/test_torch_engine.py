@@ -158,6 +158,43 @@ progress.iteration(1, 1)
 """
 
 
+NODES = """
+import os, types, torch, torch_npu, torch.distributed as dist
+from mindspeed_dryrun.rank import progress
+from mindspeed_dryrun.rank.handlers import disaggregated
+rank = int(os.environ["RANK"])
+assert os.environ["WORLD_SIZE"] == "3" and os.environ["LOCAL_WORLD_SIZE"] == str(1 if rank == 0 else 2)
+torch.npu.set_device(int(os.environ["LOCAL_RANK"]))
+dist.init_process_group("hccl")
+def sizes():
+    gathered = [torch.zeros(1, dtype=torch.int64, device="npu") for _ in range(3)]
+    torch.distributed.all_gather(gathered, torch.ones(1, dtype=torch.int64, device="npu"))
+    return [int(one) for one in gathered]
+assert sizes() == [0, 0, 0] and disaggregated.node_sizes(sizes)() == [1, 2, 2]
+told = torch.zeros(4, 5, dtype=torch.int64, device="npu")
+other = torch.zeros(4, 6, dtype=torch.int64, device="npu")
+with disaggregated._sizes_answered([1, 91, 0, 1, 0]):
+    told[0] = torch.zeros(5, dtype=torch.int64, device="npu")
+    assert [int(told[3, place]) for place in range(5)] == [1, 91, 0, 1, 0] and told[0][1] == 91
+    assert int(other[3, 1]) == 0 and told[1:].shape == (3, 5) and told[torch.tensor([0, 2])].shape == (2, 5)
+assert int(told[3, 1]) == 0
+progress.iteration(1, 1)
+"""
+
+
+def test_nodes_of_different_sizes_tell_each_other_what_they_are(tmp_path: Path) -> None:
+    (tmp_path / "toy.py").write_text(NODES)
+    for number, size in enumerate((1, 2)):
+        call = f"torchrun --nnodes 2 --node_rank {number} --nproc_per_node {size} toy.py --width 8\n"
+        (tmp_path / f"node{number}").write_text(call)
+    (tmp_path / "train.sh").write_text("bash node1 &\nbash node0 &\nwait\n")
+    command = [sys.executable, "-m", "mindspeed_dryrun.launch", "train.sh", "--out", "record", "--jobs", "1"]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+    report = json.loads((tmp_path / "record" / "report.json").read_text())
+    assert [rank["status"] for rank in report["ranks"]] == ["ok"] * 3, done.stdout + done.stderr
+
+
 def test_the_trial_counts_three_matrices() -> None:
     assert torch_trial().state == "ok", torch_trial()
 

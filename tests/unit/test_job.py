@@ -75,7 +75,7 @@ def test_a_drawn_pipeline_is_read_as_it_is_drawn() -> None:
         (4, "--pipeline-model-parallel-size 4 --pipeline-model-parallel-layout Et*9|t*10|t*9L", ["3 parts", "PP 4"]),
         (2, "--pipeline-model-parallel-size 2 --pipeline-model-parallel-layout Et*9|t*9L", ["18 layers", "28"]),
         (2, "--pipeline-model-parallel-size 2 --pipeline-model-parallel-layout E(t*999|)*99999999999999L", ["longer than"]),
-        (4, "--pipeline-model-parallel-size 4 --layerwise-disaggregated-training", ["several torchrun calls"]),
+        (4, "--pipeline-model-parallel-size 4 --layerwise-disaggregated-training", ["torchrun calls of all nodes", "bash EDGE & bash CLOUD & wait"]),
         (8, "--noop-layers 30", ["layer 30", "0 to 27"]),
         (8, "--num-layers-per-virtual-pipeline-stage 2", ["need a pipeline"]),
         (4, "--pipeline-model-parallel-size 4 --num-layers-per-virtual-pipeline-stage 7 --global-batch-size 6",

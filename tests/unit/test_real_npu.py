@@ -8,9 +8,13 @@ import subprocess
 from pathlib import Path
 
 from real_npu import (
+    ALPACA_TOKENS,
     BLIND,
+    PACKED_TOKENS,
     WHY,
     RealRank,
+    _of_all_nodes,
+    _sample_length,
     collect,
     find_scripts,
     kept,
@@ -53,6 +57,23 @@ def test_why_a_job_without_a_script_did_not_run(tmp_path: Path) -> None:
     old, new = (run_job(job, tmp_path, tmp_path, Execution())[0].error for job in read_jobs(file))
     assert old == "its baseline is of branches before 2.2.0 only, which a dry run does not know: 1.0.RC3, 2.1.0"
     assert new == "no branch that is here has its script (looked in 26.0.0; not set up: 2.1.0)"
+
+
+def test_a_job_of_several_nodes_gets_a_script_that_starts_them_all(tmp_path: Path) -> None:
+    tests = tmp_path / "tests" / "st"
+    tests.mkdir(parents=True)
+    (tests / "job.sh").write_text('TRAIN_SCRIPTS=(\n    "./tests/st/edge"\n    "./tests/st/cloud"\n)\nrun_conversion || exit 1\n')
+    (tests / "cloud").write_text("torchrun x.py --no-pad-to-seq-lengths\n")
+    (tests / "edge").write_text('DATA="/data/tune_dataset/alpaca/alpaca"\ntorchrun x.py --no-pad-to-seq-lengths\n')
+    made = _of_all_nodes(tests / "job.sh", tmp_path, tmp_path)
+    assert made.read_text() == f"cd {tmp_path}\nbash ./tests/st/edge &\nbash ./tests/st/cloud &\nwait\n"
+    assert _of_all_nodes(tests / "edge", tmp_path, tmp_path) == tests / "edge"
+    assert _sample_length(tests / "job.sh") == _sample_length(tests / "edge") == ALPACA_TOKENS
+    (tests / "edge").write_text('DATA="/data/tune_dataset/alpaca"\ntorchrun x.py --no-pad-to-seq-lengths\n')
+    assert _sample_length(tests / "job.sh") == PACKED_TOKENS
+    (tests / "edge").write_text('DATA="/data/tune_dataset/alpaca"\ntorchrun x.py\n')
+    (tests / "cloud").write_text("torchrun x.py\n")
+    assert _sample_length(tests / "job.sh") == 0
 
 
 def test_baselines_of_several_branches_become_one_job(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
 import types
 from types import SimpleNamespace
@@ -12,7 +13,8 @@ import pytest
 
 from mindspeed_dryrun.errors import DryRunError
 from mindspeed_dryrun.launch import patch_catalogue
-from mindspeed_dryrun.rank.handlers import moe, training
+from mindspeed_dryrun.rank.activation import Activation
+from mindspeed_dryrun.rank.handlers import disaggregated, moe, training
 from mindspeed_dryrun.rank.handlers.tensor_methods import owner_of, replaced_method
 from mindspeed_dryrun.rank.torch_npu import atb, lone_rank
 from mindspeed_dryrun.rank.torch_npu import rank as torch_rank
@@ -134,3 +136,44 @@ def test_gradients_are_clipped_where_their_norm_reads_as_zero() -> None:
     training.clipped(clip)([], max_norm=0.5, total_norm=0.0, use_decoupled_grad=True)
     training.clipped(clip)([], 1.0, 8.0)
     assert [round(value, 3) for value in seen] == [0.5, 0.5, 0.125]
+
+
+def nodes_of(monkeypatch: pytest.MonkeyPatch, *sizes: int) -> None:
+    for name, value in Activation(mode="rank", nodes=sizes).to_env().items():
+        monkeypatch.setenv(name, value)
+
+
+def test_ranks_gather_the_sizes_of_the_nodes_and_nothing_else_is_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes_of(monkeypatch, 1, 2)
+    asked: list[Any] = []
+    group = SimpleNamespace(all_gather=lambda gathered, mine: asked.append(mine))
+    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(distributed=group, tensor=list))  # type: ignore[arg-type]
+    original = group.all_gather
+
+    def detect(mine: int) -> list[Any]:
+        gathered: list[Any] = [0, 0, 0]
+        group.all_gather(gathered, mine)
+        return gathered
+
+    assert disaggregated.node_sizes(detect)(2) == [[1], [2], [2]]
+    assert asked == [2] and group.all_gather is original
+
+
+def test_every_rank_works_out_the_edge_as_its_first_rank_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes_of(monkeypatch, 1, 3)
+    monkeypatch.setenv("GROUP_RANK", "1")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
+    seen = disaggregated.as_edge(lambda: (os.environ["GROUP_RANK"], os.environ["LOCAL_WORLD_SIZE"]))
+    assert seen() == ("0", "1")
+    assert (os.environ["GROUP_RANK"], os.environ["LOCAL_WORLD_SIZE"]) == ("1", "3")
+
+
+def test_what_the_edge_says_of_its_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = {"reset_position_ids": False, "reset_attention_mask": False, "variable_seq_lengths": False}
+    args = SimpleNamespace(micro_batch_size=2, seq_length=64, context_parallel_size=2, no_pad_to_seq_lengths=True, **plain)
+    assert disaggregated.sample_sizes(args) == [2, 32, 0, 1, 0, 1, 0]
+    for name, value in Activation(mode="rank", sample_length=20).to_env().items():
+        monkeypatch.setenv(name, value)
+    assert disaggregated.sample_sizes(args) == [2, 10, 0, 1, 0, 1, 0]
+    args.reset_attention_mask = True  # packed: the sequence is full, whatever is told
+    assert disaggregated.sample_sizes(args)[:3] == [2, 32, 128]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
@@ -73,14 +73,15 @@ class MindSporeEngine:
             environ["LD_LIBRARY_PATH"] = f"{environ['LD_LIBRARY_PATH']}:{self.pause}"
         return environ
 
-    def place(self, rank: int, world_size: int, local_world_size: int) -> dict[str, str]:
+    def place(self, rank: int, nodes: Sequence[int]) -> dict[str, str]:
         """What msrun sets in simulation."""
+        world_size = sum(nodes)
         return {
             "RANK_ID": str(rank),
             "RANK_SIZE": str(world_size),
             "MS_WORKER_NUM": str(world_size),
             "DEVICE_ID": str(rank % 8),
-            "LOCAL_RANK": str(rank % local_world_size),
+            "LOCAL_RANK": str(rank % nodes[0]),
         }
 
     def recording(self) -> dict[str, str]:

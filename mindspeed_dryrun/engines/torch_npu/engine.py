@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
@@ -81,16 +81,19 @@ class TorchEngine:
             environ[name] = ":".join(part for part in (*folders, environ.get(name, "")) if part)
         return environ
 
-    def place(self, rank: int, world_size: int, local_world_size: int) -> dict[str, str]:
+    def place(self, rank: int, nodes: Sequence[int]) -> dict[str, str]:
         """What torchrun sets (torch/distributed/elastic/agent/server/local_elastic_agent.py)."""
-        node = rank // local_world_size
+        world_size, node, local = sum(nodes), 0, rank
+        while local >= nodes[node]:
+            local -= nodes[node]
+            node += 1
         return {
             "RANK": str(rank),
             "WORLD_SIZE": str(world_size),
-            "LOCAL_RANK": str(rank % local_world_size),
-            "LOCAL_WORLD_SIZE": str(local_world_size),
+            "LOCAL_RANK": str(local),
+            "LOCAL_WORLD_SIZE": str(nodes[node]),
             "GROUP_RANK": str(node),
-            "GROUP_WORLD_SIZE": str(-(-world_size // local_world_size)),
+            "GROUP_WORLD_SIZE": str(len(nodes)),
             "ROLE_RANK": str(rank),
             "ROLE_WORLD_SIZE": str(world_size),
             "ROLE_NAME": "default",
