@@ -15,7 +15,8 @@ INTRODUCTION = """\
 
 An operator of CANN asks for memory while it runs. torch_npu takes it from its caching allocator, so that it is part of the
 peak; with TASK_QUEUE_ENABLE=2 it takes it from elsewhere, and it is not. A dry run has no CANN to ask. It counts what the
-public host code of CANN 8.5.0 says for an Ascend 910B, as formulas of shapes and types. None is fitted to a measured figure
+public host code of CANN 8.5.0 says for an Ascend 910B, as formulas of shapes, types and the cores of the card: 24 cube cores and
+48 vector cores, or those of the card that `--device` names (an Ascend 910B3 has 20 and 40). None is fitted to a measured figure
 ([real_npu.md](real_npu.md) compares); each has a test in `tests/unit/test_torch_workspace.py`.
 
 Files are below hicann/ops-nn, ops-math or ops-transformer on GitCode; those of NNAL below hicann/ascend-transformer-boost.

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from mindspeed_dryrun import __version__
+from mindspeed_dryrun.devices.hardware import read_hardware
+from mindspeed_dryrun.devices.local import HERE
 from mindspeed_dryrun.engines.back_ends import NAMES
 from mindspeed_dryrun.engines.protocol import Engine
 from mindspeed_dryrun.errors import DryRunError, UsageError
@@ -238,8 +240,16 @@ def rank_environment(
         hooks_blocks_only=trainer.hooks_blocks_only,
         sample_length=spec.sample_length,
         nodes=job.node_sizes,
+        cube_cores=_cores(job, spec),
     )
     return {**env, **activation.to_env()}
+
+
+def _cores(job: Job, spec: RunSpec) -> int:
+    """Of the named card, for the engine that counts what operators ask for; the default's where no card is named."""
+    if job.back_end != "torch" or not spec.device or spec.device == HERE:
+        return config.Activation.cube_cores
+    return read_hardware(spec.device).cores
 
 
 def rewritten_call(job: Job, level: int, out: Path) -> list[str]:

@@ -27,6 +27,7 @@ from mindspeed_dryrun.launch.msrun_call import read_msrun_call
 from mindspeed_dryrun.launch.plan import check_results, choose_ranks, make_plan, plan_json, rewritten_call
 from mindspeed_dryrun.launch.torchrun_call import read_torchrun_call
 from mindspeed_dryrun.launch.trainers import choose_trainer
+from mindspeed_dryrun.rank.activation import Activation
 from mindspeed_dryrun.record.model import EngineSummary, Report
 from mindspeed_dryrun.record.run_spec import RunSpec
 from mindspeed_dryrun.record.summary import summarise
@@ -65,6 +66,13 @@ def test_the_environment_of_a_rank_of_torchrun() -> None:
     assert plan_json(plan, Path("/out"))["engine"]["name"] == "torch_npu"
     names = {patch["name"] for patch in plan.patches}
     assert "torch-rendezvous" in names and "msadapter-device-count" not in names
+
+
+@pytest.mark.parametrize(("device", "cores"), [(None, 24), ("ascend910b3-64g", 20), ("910b4", 20)])
+def test_a_rank_knows_the_cores_of_the_named_card(device: str | None, cores: int) -> None:
+    call = read_torchrun_call(f"--nproc_per_node 8 pretrain_gpt.py {BASE}".split(), "/here", {})
+    plan = make_plan(understand(call, "train.sh"), RunSpec(ranks="0", device=device), TORCH)
+    assert Activation.from_env(plan.tasks[0].env).cube_cores == cores
 
 
 def test_the_environment_of_a_rank() -> None:

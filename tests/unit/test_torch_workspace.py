@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from mindspeed_dryrun.rank import activation as config
 from mindspeed_dryrun.rank.torch_npu import (
     attention,
     fused_products,
@@ -370,3 +371,11 @@ def test_the_page_of_operators_is_that_of_the_formulas() -> None:
 def test_every_formula_says_where_it_is_from() -> None:
     sources = re.compile(r"[a-z_]+/|\.cpp")
     assert [name for name, formula in workspace.formulas.items() if not sources.search(formula.__doc__ or "")] == []
+
+
+def test_the_cores_of_the_named_card_share_out_what_attention_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    call = attention.Call(1, 8, 1, 4096, 4096, 128, 128, 8 * 4096, 0, "SBH", BFLOAT16)
+    block = 4 * (8 * 128 * 128 * 2 + 4 * 128 * 128)
+    assert attention.forward_size(call) == 16 * MB + 48 * block
+    monkeypatch.setattr(config, "current", lambda: config.Activation(cube_cores=20))  # an Ascend 910B3
+    assert attention.forward_size(call) == 16 * MB + 40 * block

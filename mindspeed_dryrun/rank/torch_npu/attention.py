@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from mindspeed_dryrun.rank.torch_npu.inner_tensors import aligned
 from mindspeed_dryrun.rank.torch_npu.objects import FLOAT32, TensorOnDevice, described, element_bytes
-from mindspeed_dryrun.rank.torch_npu.workspace import CUBE_CORES, VECTOR_CORES, deterministic, workspace
+from mindspeed_dryrun.rank.torch_npu.workspace import cube_cores, deterministic, vector_cores, workspace
 
 _FORWARD_SYSTEM = 16 << 20  # WORK_SPACE_RESERVE_SIZE, flash_attention_score_tiling_general.cpp:60
 _SYSTEM, _MESSAGES = 20 << 20, 16 << 10  # WORKSPACE_BUFFER and MUL_CORE_SYNC_BUFFER of the gradient's tilings
@@ -51,14 +51,14 @@ def forward_size(call: Call) -> int:
         return _packed_forward(call)
     short = call.keys <= _LONG
     if _same_ab(call):  # :3495, FlashAttentionScoreTilingS1s2Bn2gs1SameAB
-        rows, cores, times, width = min(256, _up(call.queries, 16)), CUBE_CORES, 3, call.value_width
+        rows, cores, times, width = min(256, _up(call.queries, 16)), cube_cores(), 3, call.value_width
     elif short:
         return 0
     else:  # :3034, FlashAttentionScoreTilingS1s2Bn2gs1
         rows = min(64, _up(call.queries, 16))
-        if call.batch * call.heads * call.groups * -(-call.queries // rows) > VECTOR_CORES:
+        if call.batch * call.heads * call.groups * -(-call.queries // rows) > vector_cores():
             rows = min(128, _up(call.queries, 16))
-        cores, times, width = VECTOR_CORES, 3 if call.keys % 64 else 2, call.width
+        cores, times, width = vector_cores(), 3 if call.keys % 64 else 2, call.width
     return _FORWARD_SYSTEM + cores * _of_a_core(rows, _ratio(call), times, width)
 
 
@@ -86,7 +86,7 @@ def _packed_forward(call: Call) -> int:
     several = call.batch >= 4 and call.rows // call.heads >= _PACKED_TOKENS and min(call.queries, call.keys) >= _PACKED_SHORT
     same_ab = (several or min(call.queries, call.keys) > _PACKED_LONG) and call.heads > 1
     rows = min(256 if same_ab else 128, _up(call.queries, 16))
-    cores = min(call.blocks * call.heads, CUBE_CORES if same_ab else VECTOR_CORES)
+    cores = min(call.blocks * call.heads, cube_cores() if same_ab else vector_cores())
     return _FORWARD_SYSTEM + cores * _of_a_core(rows, min(8, -(-call.keys // 128)), 3, call.width)
 
 
@@ -102,11 +102,11 @@ def backward_size(call: Call, gradients: tuple[int, ...], fixed: bool = False) -
         return (_SHORT_SYSTEM if fixed else _SYSTEM) + size
     width, value_width = _up(call.width, 16), _up(call.value_width, 16)
     side = _SPLIT
-    if fixed and _SPLIT // (VECTOR_CORES // 3) * width * 4 * 2 > _ROW_BYTES:  # AdjustCvInner
+    if fixed and -(-_SPLIT // (vector_cores() // 3)) * width * 4 * 2 > _ROW_BYTES:  # AdjustCvInner
         side = _SPLIT // 2
     parts = _MESSAGES + size + _BLOCK * len(gradients) + _up(32 * call.rows, _BLOCK)
-    sums = 2 * CUBE_CORES * side * 4 * (2 * width + value_width) if fixed else 0
-    return _SYSTEM + parts + VECTOR_CORES * side * side * 4 * 2 + sums
+    sums = 2 * cube_cores() * side * 4 * (2 * width + value_width) if fixed else 0
+    return _SYSTEM + parts + vector_cores() * side * side * 4 * 2 + sums
 
 
 class Widened(NamedTuple):

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from mindspeed_dryrun.rank.torch_npu.inner_tensors import aligned
 from mindspeed_dryrun.rank.torch_npu.objects import FLOAT32, INT32, TensorOnDevice, described
-from mindspeed_dryrun.rank.torch_npu.workspace import SYSTEM, VECTOR_CORES, deterministic, workspace
+from mindspeed_dryrun.rank.torch_npu.workspace import SYSTEM, deterministic, vector_cores, workspace
 
 _LARGE, _FEW_ROWS = 100 << 20, 512  # MEMORY_THRESHOLD and GRAD_ROW_LIMIT
 _NARROW, _MANY_ROWS = 512, 1 << 24  # SMALL_DIM_THRESHOLD and CAST_MAX_NUM
@@ -40,7 +40,7 @@ def _kernel(width: int, rows: int, in_float: bool, by_frequency: bool) -> int:
         return size
     if _narrow(width, rows):
         return size + 4 * rows * width
-    return size + 2 * VECTOR_CORES * 4 * (min(width, _WIDEST) + 1)
+    return size + 2 * vector_cores() * 4 * (min(width, _WIDEST) + 1)
 
 
 def _narrow(width: int, rows: int) -> bool:

@@ -8,7 +8,7 @@ from math import prod
 
 from mindspeed_dryrun.rank.torch_npu.inner_tensors import aligned, copies
 from mindspeed_dryrun.rank.torch_npu.objects import BFLOAT16, FLOAT16, FLOAT32, TensorOnDevice, described
-from mindspeed_dryrun.rank.torch_npu.workspace import SYSTEM, VECTOR_CORES, deterministic, workspace
+from mindspeed_dryrun.rank.torch_npu.workspace import SYSTEM, deterministic, vector_cores, workspace
 
 _HALVES = (BFLOAT16, FLOAT16)
 _ON_THE_CORES = (FLOAT32, FLOAT16, BFLOAT16)
@@ -137,7 +137,7 @@ def put(target: int, indices: int, values: int, accumulate: bool, unsafe: bool) 
         return size
     width = prod(tensor.shape[len(places) :])
     if fixed or _sorting_is_better(tensor, given, first.elements, width):
-        return size + _sorted(first.elements) + 2 * VECTOR_CORES * 4 * width
+        return size + _sorted(first.elements) + 2 * vector_cores() * 4 * width
     if tensor.dtype in _HALVES:
         size += aligned(4 * tensor.elements) + aligned(4 * given.elements)
     return size

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from mindspeed_dryrun.rank.torch_npu.inner_tensors import aligned
 from mindspeed_dryrun.rank.torch_npu.objects import BFLOAT16, FLOAT16, FLOAT32, TensorOnDevice, described
-from mindspeed_dryrun.rank.torch_npu.workspace import CUBE_CORES, workspace
+from mindspeed_dryrun.rank.torch_npu.workspace import cube_cores, workspace
 
 _MESSAGES = 20 << 20  # what the cores keep for their messages (matmul_v3_common.h:65, RPC_WORKSIZE)
 _LONGEST, _SHORTEST = 65535, 128  # inner axes that a kernel reads as they lie
@@ -113,7 +113,7 @@ def _batch(tensor: TensorOnDevice) -> Operand:
 def _read_as_they_lie(a: Operand, b: Operand, rows: int, terms: int, columns: int) -> bool:
     if terms == 1 or (a.outer * a.inner <= _LONGEST and b.outer * b.inner <= _LONGEST):
         return True
-    few = (rows // _TILE) * (columns // _TILE) < CUBE_CORES // 2
+    few = (rows // _TILE) * (columns // _TILE) < cube_cores() // 2
     if terms >= _SHARED_TERMS and few and (a.transposed or not b.transposed):
         return True
     aligned_terms = terms * a.bytes_each % 256 == 0

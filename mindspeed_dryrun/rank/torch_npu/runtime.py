@@ -14,7 +14,7 @@ import os
 
 from mindspeed_dryrun.errors import DryRunError
 from mindspeed_dryrun.rank.torch_npu.slots import answers, store, store_text
-from mindspeed_dryrun.rank.torch_npu.workspace import CUBE_CORES, VECTOR_CORES
+from mindspeed_dryrun.rank.torch_npu.workspace import cube_cores, vector_cores
 
 CANN_VERSION = "8.5.0"
 HBM_BYTES = 64 << 30
@@ -155,20 +155,20 @@ def primary_context(device: int, flags: int | None, active: int | None) -> int:
 
 @answers("Iip", "aclGetDeviceCapability")
 def capability(device: int, info: int, value: int) -> int:
-    answer = {0: CUBE_CORES, 1: VECTOR_CORES}.get(info, 192 << 20)
+    answer = {0: cube_cores(), 1: vector_cores()}.get(info, 192 << 20)
     return store(value, answer, ctypes.c_int64)
 
 
 @answers("Iip", "aclrtGetDeviceInfo")
 def device_info(device: int, attribute: int, value: int) -> int:
-    answer = {1: CUBE_CORES, 2: CUBE_CORES, 3: VECTOR_CORES}.get(attribute, 0)
+    answer = {1: cube_cores(), 2: cube_cores(), 3: vector_cores()}.get(attribute, 0)
     return store(value, answer, ctypes.c_int64)
 
 
 @answers("iip", "aclrtGetDeviceResLimit")
 @answers("pip", "aclrtGetStreamResLimit")
 def resource_limit(owner: int, kind: int, value: int) -> int:
-    return store(value, CUBE_CORES if kind == 0 else VECTOR_CORES, ctypes.c_uint32)
+    return store(value, cube_cores() if kind == 0 else vector_cores(), ctypes.c_uint32)
 
 
 @answers("ip", "aclrtGetResInCurrentThread")

@@ -14,12 +14,12 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from mindspeed_dryrun.rank import activation as config
 from mindspeed_dryrun.rank.torch_npu import TASK_QUEUE_VARIABLE
 from mindspeed_dryrun.rank.torch_npu.objects import TensorOnDevice, described
 from mindspeed_dryrun.rank.torch_npu.slots import QUESTION, answers, store
 
 SYSTEM = 16 << 20  # what a kernel in Ascend C keeps for itself
-CUBE_CORES, VECTOR_CORES = 24, 48  # Ascend 910B2
 # Operators whose workspace does not depend on shapes, for code that asks by name.
 constants = dict.fromkeys(("aclnnApplyAdamWV2", "aclnnRotaryPositionEmbedding", "aclnnRotaryPositionEmbeddingGrad",
                            "aclnnMoeTokenUnpermute", "aclnnMoeTokenUnpermuteGrad", "aclnnMoeTokenPermuteGrad",
@@ -51,6 +51,16 @@ def note(operator: str, size: int) -> None:
     largest[operator] = max(largest.get(operator, 0), size)
 
 
+def cube_cores() -> int:
+    """Of the card that the verdict is about."""
+    return config.current().cube_cores
+
+
+def vector_cores() -> int:
+    """Two for each cube core."""
+    return 2 * cube_cores()
+
+
 def deterministic() -> bool:
     """Whether the script asked for results that are the same each time (`--npu-deterministic`): torch_npu hands it to CANN
     before it asks for a workspace (op-plugin, op_api_common.h; OpParamMaker.cpp, `SetDeterministic`)."""
@@ -80,7 +90,7 @@ def rms_norm_grad(gradient: int, values: int, deviation: int, weight: int, *outp
     """norm/rms_norm_grad/op_host/rms_norm_grad_tiling.cpp:300: with deterministic sums each core has a row of its own."""
     scale = described(weight)
     columns = scale.elements if deterministic() and isinstance(scale, TensorOnDevice) else 0
-    return SYSTEM + (-(-columns // 16) * 16 + 8) * VECTOR_CORES * 4
+    return SYSTEM + (-(-columns // 16) * 16 + 8) * vector_cores() * 4
 
 
 @workspace("pqp", "aclnnSwiGlu")
@@ -112,7 +122,7 @@ def system_only(*parameters: Any) -> int:
 
 def token_permute_size(choices: int) -> int:
     """ops-transformer, moe/moe_token_permute/op_host/moe_token_permute_tiling.cpp:440: the sort of tokens × chosen experts."""
-    return SYSTEM + 4 * choices * 2 * 3 + VECTOR_CORES * 32 * 2
+    return SYSTEM + 4 * choices * 2 * 3 + vector_cores() * 32 * 2
 
 
 @workspace("ppqbpp", "aclnnMoeTokenPermute")
@@ -126,7 +136,7 @@ def token_permute(tokens: int, indices: int, *parameters: Any) -> int:
 def permute_by_map(tokens: int, routing: int, scores: int, count: int, *parameters: Any) -> int:
     """ops-transformer, moe/moe_token_permute_with_routing_map/op_host: the map and the scores turned over, and a sort."""
     turned = sum(tensor.size for handle in (routing, scores) if isinstance(tensor := described(handle), TensorOnDevice))
-    return SYSTEM + 4 * count * 2 * 2 + VECTOR_CORES * 32 * 2 + turned
+    return SYSTEM + 4 * count * 2 * 2 + vector_cores() * 32 * 2 + turned
 
 
 @workspace("ppppqqbpp", "aclnnMoeTokenPermuteWithRoutingMapGrad")
