@@ -150,7 +150,7 @@ def test_wide_heads_share_a_cube_core() -> None:
 def test_attention_adds_up_its_gradients_in_float32() -> None:
     gradients = 4 * 4096 * (4096 + 1024 + 1024) + 3 * 512
     sums = 32 * 32 * 4096  # eight numbers for each row of each head
-    assert attention_call(4096, 4096, 32, 8, gradient=True) == 20 * MB + 16 * 1024 + gradients + sums + 48 * 2 * MB
+    assert attention_call(4096, 4096, 32, 8, gradient=True) == 20 * MB + 64 * 1024 + gradients + sums + 48 * 2 * MB
     assert attention_call(512, 512, 32, 8, gradient=True) == 20 * MB + 4 * 512 * (4096 + 1024 + 1024)  # the least there is
 
 
@@ -214,6 +214,27 @@ def test_packed_documents_are_read_from_their_ends() -> None:
 
 def embedding(source: int, tokens: int, rows: int, result: int) -> int:
     return gradients.embedding(source, tokens, rows, -1, False, result)
+
+
+def packed_gradient(width: int, ends: tuple[int, ...], keep: float = 1.0, mask: int = 2048) -> int:
+    """Heads of one width, 8192 tokens, and a causal mask that is shared by all documents."""
+    q, k = tensor(8192, 4, width), tensor(8192, 1, width)
+    both, shared = objects._keep(ends), tensor(mask, mask, dtype=BOOL)
+    given = [q, k, k, 0, 0, 0, 0, shared, *[0] * 5]
+    return attention.backward(*given, both, both, 1.0, keep, 0, 0, 4, layout("TND"), 0, 3, 0, 0, 0, 0)
+
+
+def test_gradients_of_packed_documents_take_a_tiling_of_their_own() -> None:
+    full = 4 * 8192 * 128 * 6 + 32 * 8192 * 4
+    basic = 32 * MB + full + 2 * 48 * MB + 6 * 512
+    assert packed_gradient(128, (8192,)) == packed_gradient(128, tuple(range(64, 8193, 64))) == basic
+    wide = 4 * 8192 * 192 * 6
+    long = 20 * MB + 64 * 1024 + wide + 3 * 512 + 32 * 8192 * 4 + 48 * 2 * MB
+    assert packed_gradient(192, (4096, 8192)) == long  # wider heads than that tiling takes
+    short = 20 * MB + 16 * 1024 + wide + 48 * 8 * 128 * 64 * 16 + 6 * 512
+    assert packed_gradient(192, tuple(range(256, 8193, 256))) == short
+    assert packed_gradient(128, (8192,), keep=0.9) == long - wide + 4 * 8192 * 128 * 6  # dropout
+    assert packed_gradient(128, (8192,), mask=8192) == long - wide + 4 * 8192 * 128 * 6  # a mask of each token
 
 
 def test_a_small_embedding_adds_up_in_float32_and_a_large_one_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from mindspeed_dryrun.engines.cann.stand_in import StandIn
 from mindspeed_dryrun.engines.packages import package_folder, version_in
 from mindspeed_dryrun.engines.torch_npu.margin import margin_sentence
 from mindspeed_dryrun.errors import DryRunError
+from mindspeed_dryrun.language import message
 from mindspeed_dryrun.rank.torch_npu import (
     ENGINE,
     SNAPSHOT,
@@ -61,7 +62,7 @@ class TorchEngine:
     @property
     def not_counted(self) -> tuple[str, ...]:
         """What it cannot see of a rank's memory; operators without a formula are named by the ranks themselves."""
-        return ()
+        return (message("memory that another stream still uses: a real NPU reserves more, and waits for it before it runs out"),)
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -1,7 +1,8 @@
 """Workspace of fused attention, by the public host code of its tilings for Ascend 910B (hicann/ops-transformer, November 2025).
 
-What is modelled: half precision, and sequences of 1024 and more (packed ones: documents of 1024 and more on average), by the
-tiling that such a call gets. Shorter ones and float32 take other tilings: for them the gradients in float32 are counted alone.
+What is modelled: half precision, and sequences of 1024 and more (packed ones forward: documents of 1024 and more on average;
+packed ones backward: all), by the tiling that such a call gets. Shorter ones and float32 take other tilings: there the gradients
+in float32 are counted alone.
 Of the gradient also what its host code copies: strided inputs, heads that a kernel takes only wider than they are, and inputs
 whose tokens lie too far apart. With deterministic sums a kernel takes fewer widths of heads, and each core adds up on its own.
 """
@@ -16,12 +17,15 @@ from mindspeed_dryrun.rank.torch_npu.objects import FLOAT32, TensorOnDevice, des
 from mindspeed_dryrun.rank.torch_npu.workspace import cube_cores, deterministic, vector_cores, workspace
 
 _FORWARD_SYSTEM = 16 << 20  # WORK_SPACE_RESERVE_SIZE, flash_attention_score_tiling_general.cpp:60
-_SYSTEM, _MESSAGES = 20 << 20, 16 << 10  # WORKSPACE_BUFFER and MUL_CORE_SYNC_BUFFER of the gradient's tilings
+_SYSTEM, _MESSAGES = 20 << 20, 64 << 10  # WORKSPACE_BUFFER and MUL_CORE_SYNC_BUFFER of the gradient's tiling for long sequences
 _LONG = 1024  # s2sizeLimitMin; SAB_TND_SIZE
 _PACKED_LONG, _PACKED_TOKENS, _PACKED_SHORT = 5120, 8192, 512  # S2_REUSE_SIZE_5120, SAMEAB_TND_BASIC_SIZE, S2_REUSE_SIZE_512
 _SPLIT = 512  # SAMEAB_S1_BASE, SAMEAB_S2_BASE
 _BLOCK = 512  # GM_ALIGN
 _SHORT_SYSTEM = 32 << 20  # WORKSPACE_BASE_CAL of flash_attention_score_grad_tiling_s1s2_bn2.cpp
+_BASIC_SYSTEM, _BASIC_BLOCKS = 2 * 16 << 20, 16 * 128 * 128  # WORKSPACE_RSV_BYTE, twice, and matmulSize of _basic.cpp
+_BASIC_WIDTH, _BASIC_LONGEST, _MASK = 128, 32768, 2048  # SPECIAL_HEADDIM_128, S_MAX and ATTEN_MASK_NUM of the same
+_SHORT_MESSAGES, _SHORT_BLOCK = 16 << 10, (128, 64)  # MUL_CORE_SYNC_BUFFER and INITIAL_S1/S2_SPLIT_NUM of _s1s2_bn2gs1s2.cpp
 _ROW_BYTES = 189 << 10  # TOTAL_SIZE: what a core has for the sums of its rows
 _APART = 65535  # MAX_BSN_DIMS_SIZE
 _UNPADDED = (192, 128)  # widths of keys and of values that a kernel takes as they are where sums need not be deterministic
@@ -41,6 +45,7 @@ class Call(NamedTuple):
     blocks: int  # documents' blocks of 128 or 256 queries; 0 where nothing is packed
     layout: str
     dtype: int
+    basic: bool = False  # packed, and with nothing that the basic tiling of a gradient does not take
 
 
 def forward_size(call: Call) -> int:
@@ -97,7 +102,12 @@ def backward_size(call: Call, gradients: tuple[int, ...], fixed: bool = False) -
     each cube core has two blocks of each gradient (:1489); long documents among short ones decide the tiling then.
     """
     size = sum(4 * elements for elements in gradients)
-    long = max(call.queries, call.keys) if fixed or call.layout != "TND" else min(call.queries, call.keys)
+    if call.layout == "TND" and call.dtype != FLOAT32 and not fixed:
+        if call.basic:
+            return _basic_size(call, size)
+        if call.rows // call.heads // call.batch < _LONG:
+            return _short_packed_size(call, size)
+    long = max(call.queries, call.keys)
     if call.dtype == FLOAT32 or long < _LONG:
         return (_SHORT_SYSTEM if fixed else _SYSTEM) + size
     width, value_width = _up(call.width, 16), _up(call.value_width, 16)
@@ -107,6 +117,18 @@ def backward_size(call: Call, gradients: tuple[int, ...], fixed: bool = False) -
     parts = _MESSAGES + size + _BLOCK * len(gradients) + _up(32 * call.rows, _BLOCK)
     sums = 2 * cube_cores() * side * 4 * (2 * width + value_width) if fixed else 0
     return _SYSTEM + parts + vector_cores() * side * side * 4 * 2 + sums
+
+
+def _basic_size(call: Call, size: int) -> int:
+    """flash_attention_score_grad_tiling_s1s2_bn2gs1s2_basic.cpp:303: whatever the documents' lengths."""
+    return _BASIC_SYSTEM + size + _up(32 * call.rows, _BLOCK) + 2 * cube_cores() * _BASIC_BLOCKS * 4 * 2 + 6 * _BLOCK
+
+
+def _short_packed_size(call: Call, size: int) -> int:
+    """flash_attention_score_grad_tiling_s1s2_bn2gs1s2.cpp:1373, with whole blocks for each core."""
+    rows, columns = (min(most, _up(tokens, 16)) for most, tokens in zip(_SHORT_BLOCK, (call.queries, call.keys), strict=True))
+    scores = vector_cores() * (16 if call.width == 64 else 8) * rows * columns
+    return _SYSTEM + _SHORT_MESSAGES + size + scores * (2 * 4 + 4 * 2) + 6 * _BLOCK
 
 
 class Widened(NamedTuple):
@@ -215,8 +237,22 @@ def backward(*parameters: Any) -> int:
     fixed = deterministic()
     given = [*tensors, described(parameters[3]), described(parameters[11])]  # and the output's gradient, and the output
     strided = sum(aligned(tensor.size) for tensor in given if isinstance(tensor, TensorOnDevice) and not tensor.contiguous)
+    call = call._replace(basic=_is_basic(call, parameters))
     kernel = widened(call, (elements[0], elements[1], elements[2]), fixed)
     return strided + kernel.copies + backward_size(kernel.call, kernel.gradients, fixed)
+
+
+def _is_basic(call: Call, parameters: tuple[Any, ...]) -> bool:
+    """flash_attention_score_grad_tiling_s1s2_bn2gs1s2_basic.cpp, `IsCapable`."""
+    scale = next(index for index in range(13, len(parameters)) if isinstance(parameters[index], float))
+    mask, sparse = described(parameters[7]), parameters[scale + 7]
+    masked = isinstance(mask, TensorOnDevice)
+    fits = masked and len(mask.shape) == 2 and _MASK in mask.shape and sparse in (2, 3)
+    queries, keys = (described(handle) for handle in parameters[13:15])
+    widths = call.width == call.value_width <= _BASIC_WIDTH and call.width % 16 == 0
+    plain = not parameters[4] and not parameters[5] and parameters[scale + 1] == 1.0  # no bias, no dropout
+    same = bool(queries) and queries == keys and max(call.queries, call.keys) <= _BASIC_LONGEST
+    return call.layout == "TND" and widths and plain and same and (fits if masked else sparse == 0)
 
 
 def _call(tensors: list[Any], parameters: tuple[Any, ...], first: int) -> Call | None:
