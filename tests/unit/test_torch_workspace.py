@@ -216,6 +216,17 @@ def embedding(source: int, tokens: int, rows: int, result: int) -> int:
     return gradients.embedding(source, tokens, rows, -1, False, result)
 
 
+def test_attention_turns_tokens_that_lie_far_apart() -> None:
+    def copies(batch: int) -> int:
+        q, k = tensor(4096, batch, 32 * 128), tensor(4096, batch, 8 * 128)
+        call = attention.Call(batch, 32, 4, 4096, 4096, 128, 128, batch * 32 * 4096, 0, "SBH", BFLOAT16)
+        size = attention.forward(q, k, k, *[0] * 5, 1.0, 1.0, 0, 0, 32, layout("SBH"), 0, 2, 0, 0, 0, 0)
+        return size - attention.forward_size(call)
+
+    assert copies(15) == 0
+    assert copies(16) == 16 * 2 * 4096 * 128 * (2 * 32 + 2 * 8) + 4 * PADDED  # query and output, key and value
+
+
 def packed_gradient(width: int, ends: tuple[int, ...], keep: float = 1.0, mask: int = 2048) -> int:
     """Heads of one width, 8192 tokens, and a causal mask that is shared by all documents."""
     q, k = tensor(8192, 4, width), tensor(8192, 1, width)

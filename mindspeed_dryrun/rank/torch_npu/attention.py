@@ -131,6 +131,13 @@ def _short_packed_size(call: Call, size: int) -> int:
     return _SYSTEM + _SHORT_MESSAGES + size + scores * (2 * 4 + 4 * 2) + 6 * _BLOCK
 
 
+def _turned(call: Call, width: int) -> bool:
+    """Whether heads come before tokens in the kernel's copies: where a token's neighbour lies too far away, with heads as wide as
+    the kernel gets them (`needTranspose` in the host code of both directions)."""
+    apart = call.heads * width * (call.batch if call.layout == "SBH" else 1)
+    return call.layout in ("SBH", "BSH", "BSND") and apart > _APART
+
+
 class Widened(NamedTuple):
     """A gradient's call as its kernel gets it."""
 
@@ -147,10 +154,8 @@ def widened(call: Call, gradients: tuple[int, int, int], fixed: bool) -> Widened
     """
     queries, keys, bytes_each = call.rows, gradients[1] // max(call.width, 1), element_bytes(call.dtype)
     width, value_width, packed = call.width, call.value_width, call.layout == "TND"
-    step = 16 if width < 128 else 128
-    wide = _up(width, step)
-    apart = call.heads * wide * (call.batch if call.layout == "SBH" else 1)
-    turned = call.layout in ("SBH", "BSH", "BSND") and apart > _APART
+    wide = _up(width, 16 if width < 128 else 128)
+    turned = _turned(call, wide)
 
     def size(of_queries: int, of_keys: int, elements: int) -> int:
         return of_queries * aligned(bytes_each * queries * elements) + of_keys * aligned(bytes_each * keys * elements)
@@ -215,10 +220,12 @@ _FORWARD, _BACKWARD = "p" * 8, "p" * 13  # query … prefix
 @workspace(_FORWARD + "ppppddqqqpqqq" + "pppp", "aclnnFlashAttentionVarLenScoreV2")
 @workspace(_FORWARD + "ppddqqqpqqp" + "pppp", "aclnnFlashAttentionVarLenScoreV4")
 def forward(*parameters: Any) -> int:
-    """ops-transformer, attention/flash_attention_score/op_host, its tilings; and copies of strided inputs."""
+    """ops-transformer, attention/flash_attention_score/op_host, its tilings; copies of strided or turned inputs."""
     tensors = [described(handle) for handle in parameters[:3]]
     call = _call(tensors, parameters, 8)
     copies = sum(aligned(tensor.size) for tensor in tensors if isinstance(tensor, TensorOnDevice) and not tensor.contiguous)
+    if call and _turned(call, _up(call.width, 16 if call.width < 196 else 128)):
+        copies += sum(aligned(tensor.size) for tensor in tensors) + aligned(tensors[0].size // call.width * call.value_width)
     return copies + (forward_size(call) if call else 0)
 
 
