@@ -13,8 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from mindspeed_dryrun import __version__
-from mindspeed_dryrun.devices.hardware import read_hardware
-from mindspeed_dryrun.devices.local import HERE
 from mindspeed_dryrun.engines.back_ends import NAMES
 from mindspeed_dryrun.engines.protocol import Engine
 from mindspeed_dryrun.errors import DryRunError, UsageError
@@ -108,6 +106,7 @@ def make_plan(job: Job, spec: RunSpec, engine: Engine | None, timeout_s: float =
     classes, checks = _with_checks(job, choose_ranks(job, spec.ranks), spec.check_classes)
     every_class = rank_classes(job)
     by_rank = {rank: item for item in every_class for rank in item.represents}
+    cores = _cores(job, spec)
     tasks = tuple(
         RankTask(
             rank=item.rank,
@@ -116,7 +115,7 @@ def make_plan(job: Job, spec: RunSpec, engine: Engine | None, timeout_s: float =
             class_rank=by_rank[item.rank].rank,
             why=item.why,
             argv=(sys.executable, "-m", "mindspeed_dryrun.rank", chosen.program, *args),
-            env=rank_environment(job, engine, chosen, item.rank, short.iterations, spec),
+            env=rank_environment(job, engine, chosen, item.rank, short.iterations, spec, cores),
             timeout_s=timeout_s,
             iterations=short.iterations,
         )
@@ -210,7 +209,7 @@ def _with_checks(
 
 
 def rank_environment(
-    job: Job, engine: Engine | None, trainer: Trainer, rank: int, iterations: int, spec: RunSpec
+    job: Job, engine: Engine | None, trainer: Trainer, rank: int, iterations: int, spec: RunSpec, cube_cores: int
 ) -> dict[str, str]:
     """Everything a rank's process sees: the script's exports, the engine's settings, its place, and our activation."""
     base = dict(job.env or os.environ)
@@ -240,16 +239,19 @@ def rank_environment(
         hooks_blocks_only=trainer.hooks_blocks_only,
         sample_length=spec.sample_length,
         nodes=job.node_sizes,
-        cube_cores=_cores(job, spec),
+        cube_cores=cube_cores,
     )
     return {**env, **activation.to_env()}
 
 
 def _cores(job: Job, spec: RunSpec) -> int:
     """Of the named card, for the engine that counts what operators ask for; the default's where no card is named."""
-    if job.back_end != "torch" or not spec.device or spec.device == HERE:
+    if job.back_end != "torch" or not spec.device:
         return config.Activation.cube_cores
-    return read_hardware(spec.device).cores
+    from mindspeed_dryrun.devices.hardware import read_hardware
+    from mindspeed_dryrun.devices.local import HERE
+
+    return config.Activation.cube_cores if spec.device == HERE else read_hardware(spec.device).cores
 
 
 def rewritten_call(job: Job, level: int, out: Path) -> list[str]:
