@@ -15,30 +15,22 @@ from mindspeed_dryrun.rank.torch_npu import (
 )
 from mindspeed_dryrun.rank.torch_npu.slots import ANSWERS, SLOT, fill_slots
 
+# Their formulas are answers once they are imported.
+FORMULAS = (attention, fused_products, gradients, indexed, inner_tensors, products, workspace)
 CANN_VERSION = runtime.CANN_VERSION
 communicators = runtime.communicators
 memory = runtime.memory
 described = objects.described
 workspaces = workspace.largest
-inner_tensor_size = inner_tensors.aligned
-product_size = products.product
-embedding_size = gradients.embedding
-put_size = indexed.put
-attention_size = attention.backward
-fused_product_size = fused_products.all_gather_matmul
 __all__ = [
     "CANN_VERSION",
+    "FORMULAS",
     "SLOT",
-    "attention_size",
     "communicators",
     "described",
-    "embedding_size",
-    "fused_product_size",
     "install",
     "memory",
     "names",
-    "product_size",
-    "put_size",
     "workspaces",
 ]
 

@@ -22,7 +22,7 @@ _LONGEST = 65535  # columns: MATMUL_TRANSPOSE_THRESHOLD (linear_ops_runner.cpp:2
 def product_added(x: Any, weight: Any, total: Any) -> int:
     """`npu_matmul_add_fp32`: src/ops/ops_infer/linear/linear_ops_runner.cpp:456: gradients of many columns are transposed."""
     wide = x.dim() == 2 and x.size(1) > _LONGEST
-    return _up(x.numel() * x.element_size(), _ALIGNED) if wide else 0
+    return workspace.rounded_up(x.numel() * x.element_size(), _ALIGNED) if wide else 0
 
 
 def grouped_product_added(*inputs: Any) -> int:
@@ -35,7 +35,7 @@ def fused_with_collective(x: Any, weight: Any, *rest: Any) -> int:
     terms, each = x.size(-1), x.element_size()
     inner = weight.size(1) if terms == weight.size(0) else terms  # of the weight, as it lies
     operands = ((x.numel() // terms, terms * each), (weight.size(0), inner * each))
-    return sum(count * _up(row, _ALIGNED) for count, row in operands if row % _ALIGNED)
+    return sum(count * workspace.rounded_up(row, _ALIGNED) for count, row in operands if row % _ALIGNED)
 
 
 FORMULAS: dict[str, tuple[int, Callable[..., int]]] = {  # with the number of inputs
@@ -61,16 +61,12 @@ def _run(name: str, count: int, size_of: Callable[..., int], *arguments: Any, **
     for tensor in arguments[:count]:
         if tensor is not None:
             tensor.contiguous()  # and given back before the operator runs
-    size = _up(size_of(*arguments), _ALIGNED)
+    size = workspace.rounded_up(size_of(*arguments), _ALIGNED)
     workspace.note(name, size)
     if size:
         import torch
 
         arguments[0].new_empty(size, dtype=torch.uint8)
-
-
-def _up(value: int, unit: int) -> int:
-    return -(-value // unit) * unit
 
 
 def load(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -12,9 +12,10 @@ from __future__ import annotations
 import ctypes
 from typing import Any, NamedTuple
 
+from mindspeed_dryrun.rank.torch_npu import inner_tensors
 from mindspeed_dryrun.rank.torch_npu.inner_tensors import aligned
-from mindspeed_dryrun.rank.torch_npu.objects import FLOAT32, TensorOnDevice, described, element_bytes
-from mindspeed_dryrun.rank.torch_npu.workspace import cube_cores, deterministic, vector_cores, workspace
+from mindspeed_dryrun.rank.torch_npu.objects import FLOAT32, TensorOnDevice, described, element_bytes, tensor_of
+from mindspeed_dryrun.rank.torch_npu.workspace import cube_cores, deterministic, rounded_up, vector_cores, workspace
 
 _FORWARD_SYSTEM = 16 << 20  # WORK_SPACE_RESERVE_SIZE, flash_attention_score_tiling_general.cpp:60
 _SYSTEM, _MESSAGES = 20 << 20, 64 << 10  # WORKSPACE_BUFFER and MUL_CORE_SYNC_BUFFER of the gradient's tiling for long sequences
@@ -56,13 +57,13 @@ def forward_size(call: Call) -> int:
         return _packed_forward(call)
     short = call.keys <= _LONG
     if _same_ab(call):  # :3495, FlashAttentionScoreTilingS1s2Bn2gs1SameAB
-        rows, cores, times, width = min(256, _up(call.queries, 16)), cube_cores(), 3, call.value_width
+        rows, cores, times, width = min(256, rounded_up(call.queries, 16)), cube_cores(), 3, call.value_width
     elif short:
         return 0
     else:  # :3034, FlashAttentionScoreTilingS1s2Bn2gs1
-        rows = min(64, _up(call.queries, 16))
+        rows = min(64, rounded_up(call.queries, 16))
         if call.batch * call.heads * call.groups * -(-call.queries // rows) > vector_cores():
-            rows = min(128, _up(call.queries, 16))
+            rows = min(128, rounded_up(call.queries, 16))
         cores, times, width = vector_cores(), 3 if call.keys % 64 else 2, call.width
     return _FORWARD_SYSTEM + cores * _of_a_core(rows, _ratio(call), times, width)
 
@@ -83,14 +84,14 @@ def _ratio(call: Call) -> int:
 
 
 def _of_a_core(rows: int, ratio: int, times: int, width: int) -> int:
-    return 4 * (ratio * rows * 128 * times + 4 * rows * _up(width, 16))
+    return 4 * (ratio * rows * 128 * times + 4 * rows * rounded_up(width, 16))
 
 
 def _packed_forward(call: Call) -> int:
     """:3617, FlashAttentionVarLenScoreTiling."""
     several = call.batch >= 4 and call.rows // call.heads >= _PACKED_TOKENS and min(call.queries, call.keys) >= _PACKED_SHORT
     same_ab = (several or min(call.queries, call.keys) > _PACKED_LONG) and call.heads > 1
-    rows = min(256 if same_ab else 128, _up(call.queries, 16))
+    rows = min(256 if same_ab else 128, rounded_up(call.queries, 16))
     cores = min(call.blocks * call.heads, cube_cores() if same_ab else vector_cores())
     return _FORWARD_SYSTEM + cores * _of_a_core(rows, min(8, -(-call.keys // 128)), 3, call.width)
 
@@ -110,23 +111,25 @@ def backward_size(call: Call, gradients: tuple[int, ...], fixed: bool = False) -
     long = max(call.queries, call.keys)
     if call.dtype == FLOAT32 or long < _LONG:
         return (_SHORT_SYSTEM if fixed else _SYSTEM) + size
-    width, value_width = _up(call.width, 16), _up(call.value_width, 16)
+    width, value_width = rounded_up(call.width, 16), rounded_up(call.value_width, 16)
     side = _SPLIT
     if fixed and -(-_SPLIT // (vector_cores() // 3)) * width * 4 * 2 > _ROW_BYTES:  # AdjustCvInner
         side = _SPLIT // 2
-    parts = _MESSAGES + size + _BLOCK * len(gradients) + _up(32 * call.rows, _BLOCK)
+    parts = _MESSAGES + size + _BLOCK * len(gradients) + rounded_up(32 * call.rows, _BLOCK)
     sums = 2 * cube_cores() * side * 4 * (2 * width + value_width) if fixed else 0
     return _SYSTEM + parts + vector_cores() * side * side * 4 * 2 + sums
 
 
 def _basic_size(call: Call, size: int) -> int:
     """flash_attention_score_grad_tiling_s1s2_bn2gs1s2_basic.cpp:303: whatever the documents' lengths."""
-    return _BASIC_SYSTEM + size + _up(32 * call.rows, _BLOCK) + 2 * cube_cores() * _BASIC_BLOCKS * 4 * 2 + 6 * _BLOCK
+    return _BASIC_SYSTEM + size + rounded_up(32 * call.rows, _BLOCK) + 2 * cube_cores() * _BASIC_BLOCKS * 4 * 2 + 6 * _BLOCK
 
 
 def _short_packed_size(call: Call, size: int) -> int:
     """flash_attention_score_grad_tiling_s1s2_bn2gs1s2.cpp:1373, with whole blocks for each core."""
-    rows, columns = (min(most, _up(tokens, 16)) for most, tokens in zip(_SHORT_BLOCK, (call.queries, call.keys), strict=True))
+    rows, columns = (
+        min(most, rounded_up(tokens, 16)) for most, tokens in zip(_SHORT_BLOCK, (call.queries, call.keys), strict=True)
+    )
     scores = vector_cores() * (16 if call.width == 64 else 8) * rows * columns
     return _SYSTEM + _SHORT_MESSAGES + size + scores * (2 * 4 + 4 * 2) + 6 * _BLOCK
 
@@ -154,7 +157,7 @@ def widened(call: Call, gradients: tuple[int, int, int], fixed: bool) -> Widened
     """
     queries, keys, bytes_each = call.rows, gradients[1] // max(call.width, 1), element_bytes(call.dtype)
     width, value_width, packed = call.width, call.value_width, call.layout == "TND"
-    wide = _up(width, 16 if width < 128 else 128)
+    wide = rounded_up(width, 16 if width < 128 else 128)
     turned = _turned(call, wide)
 
     def size(of_queries: int, of_keys: int, elements: int) -> int:
@@ -221,12 +224,15 @@ _FORWARD, _BACKWARD = "p" * 8, "p" * 13  # query … prefix
 @workspace(_FORWARD + "ppddqqqpqqp" + "pppp", "aclnnFlashAttentionVarLenScoreV4")
 def forward(*parameters: Any) -> int:
     """ops-transformer, attention/flash_attention_score/op_host, its tilings; copies of strided or turned inputs."""
-    tensors = [described(handle) for handle in parameters[:3]]
+    tensors = [tensor_of(handle) for handle in parameters[:3]]
     call = _call(tensors, parameters, 8)
-    copies = sum(aligned(tensor.size) for tensor in tensors if isinstance(tensor, TensorOnDevice) and not tensor.contiguous)
-    if call and _turned(call, _up(call.width, 16 if call.width < 196 else 128)):
-        copies += sum(aligned(tensor.size) for tensor in tensors) + aligned(tensors[0].size // call.width * call.value_width)
-    return copies + (forward_size(call) if call else 0)
+    size = inner_tensors.copies(*parameters[:3])
+    if call is None:
+        return size
+    query, key, value = (tensor.size for tensor in tensors if tensor)
+    if _turned(call, rounded_up(call.width, 16 if call.width < 196 else 128)):
+        size += sum(map(aligned, (query, key, value, query // call.width * call.value_width)))
+    return size + forward_size(call)
 
 
 @workspace(_BACKWARD + "ddqqqpqq" + "pppp", "aclnnFlashAttentionScoreGrad")
@@ -236,14 +242,13 @@ def forward(*parameters: Any) -> int:
 @workspace(_BACKWARD + "ppddqqqpqq" + "ppppp", "aclnnFlashAttentionUnpaddingScoreGradV4")
 def backward(*parameters: Any) -> int:
     """ops-transformer, attention/flash_attention_score_grad/op_host: gradients added up in float32."""
-    tensors = [described(handle) for handle in parameters[:3]]
+    tensors = [tensor_of(handle) for handle in parameters[:3]]
     call = _call(tensors, parameters, 13)
-    elements = tuple(tensor.elements for tensor in tensors if isinstance(tensor, TensorOnDevice))
+    elements = tuple(tensor.elements for tensor in tensors if tensor)
     if not call:
         return _SYSTEM + sum(4 * count for count in elements)
     fixed = deterministic()
-    given = [*tensors, described(parameters[3]), described(parameters[11])]  # and the output's gradient, and the output
-    strided = sum(aligned(tensor.size) for tensor in given if isinstance(tensor, TensorOnDevice) and not tensor.contiguous)
+    strided = inner_tensors.copies(*parameters[:4], parameters[11])  # with the output's gradient, and the output
     call = call._replace(basic=_is_basic(call, parameters))
     kernel = widened(call, (elements[0], elements[1], elements[2]), fixed)
     return strided + kernel.copies + backward_size(kernel.call, kernel.gradients, fixed)
@@ -251,26 +256,26 @@ def backward(*parameters: Any) -> int:
 
 def _is_basic(call: Call, parameters: tuple[Any, ...]) -> bool:
     """flash_attention_score_grad_tiling_s1s2_bn2gs1s2_basic.cpp, `IsCapable`."""
-    scale = next(index for index in range(13, len(parameters)) if isinstance(parameters[index], float))
-    mask, sparse = described(parameters[7]), parameters[scale + 7]
-    masked = isinstance(mask, TensorOnDevice)
-    fits = masked and len(mask.shape) == 2 and _MASK in mask.shape and sparse in (2, 3)
+    scale = _scale(parameters, 13)
+    mask, sparse = tensor_of(parameters[7]), parameters[scale + 7]
+    fits = len(mask.shape) == 2 and _MASK in mask.shape and sparse in (2, 3) if mask else sparse == 0
     queries, keys = (described(handle) for handle in parameters[13:15])
     widths = call.width == call.value_width <= _BASIC_WIDTH and call.width % 16 == 0
     plain = not parameters[4] and not parameters[5] and parameters[scale + 1] == 1.0  # no bias, no dropout
     same = bool(queries) and queries == keys and max(call.queries, call.keys) <= _BASIC_LONGEST
-    return call.layout == "TND" and widths and plain and same and (fits if masked else sparse == 0)
+    return call.layout == "TND" and widths and plain and same and fits
 
 
-def _call(tensors: list[Any], parameters: tuple[Any, ...], first: int) -> Call | None:
+def _scale(parameters: tuple[Any, ...], first: int) -> int:
+    """Where it is: the first float behind the parameters before `first`, which all versions share."""
+    return next(index for index in range(first, len(parameters)) if isinstance(parameters[index], float))
+
+
+def _call(tensors: list[TensorOnDevice | None], parameters: tuple[Any, ...], first: int) -> Call | None:
     """`first`: the number of parameters before those in which the versions differ. A pair of arrays, or none or two, precede
-    the scale, which is the first float."""
-    scale = next(index for index in range(first, len(parameters)) if isinstance(parameters[index], float))
+    the scale."""
+    scale = _scale(parameters, first)
     layout = _text(parameters[scale + 5])
     ends = tuple(described(handle) or () for handle in parameters[first : first + 2]) if layout == "TND" else ()
     query, key, value = tensors
     return read(query, key, value, parameters[scale + 4], layout, ends)
-
-
-def _up(value: int, unit: int) -> int:
-    return -(-value // unit) * unit

@@ -7,7 +7,7 @@ from __future__ import annotations
 from math import prod
 
 from mindspeed_dryrun.rank.torch_npu.inner_tensors import aligned, copies
-from mindspeed_dryrun.rank.torch_npu.objects import BFLOAT16, FLOAT16, FLOAT32, TensorOnDevice, described
+from mindspeed_dryrun.rank.torch_npu.objects import BFLOAT16, FLOAT16, FLOAT32, TensorOnDevice, described, tensor_of
 from mindspeed_dryrun.rank.torch_npu.workspace import SYSTEM, deterministic, vector_cores, workspace
 
 _HALVES = (BFLOAT16, FLOAT16)
@@ -20,8 +20,9 @@ _FEW_COLUMNS = 32  # TAIL_SIZE_LIMIT
 
 
 def _tensor(handle: int) -> TensorOnDevice | None:
-    found = described(handle)
-    return found if isinstance(found, TensorOnDevice) and found.elements else None
+    """None for an empty one, too."""
+    found = tensor_of(handle)
+    return found if found and found.elements else None
 
 
 def _sorted(count: int) -> int:

@@ -9,8 +9,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from mindspeed_dryrun.rank.torch_npu.objects import BFLOAT16, BOOL, FLOAT16, FLOAT32, TensorOnDevice, described, element_bytes
-from mindspeed_dryrun.rank.torch_npu.workspace import workspace
+from mindspeed_dryrun.rank.torch_npu.objects import (
+    BFLOAT16,
+    BOOL,
+    FLOAT16,
+    FLOAT32,
+    TensorOnDevice,
+    described,
+    element_bytes,
+    tensor_of,
+)
+from mindspeed_dryrun.rank.torch_npu.workspace import rounded_up, workspace
 
 _EXTRA, _ALIGNMENT = 32, 512  # memory_allocator.h:17
 _DSA = 512  # what the device's generator of random numbers needs (aclnn_engine/dsa_task.cpp)
@@ -19,7 +28,7 @@ _HALVES = (BFLOAT16, FLOAT16)
 
 def aligned(size: int) -> int:
     """What a tensor of this many bytes takes in a workspace."""
-    return -(-(size + _EXTRA) // _ALIGNMENT) * _ALIGNMENT
+    return rounded_up(size + _EXTRA, _ALIGNMENT)
 
 
 def _copied(tensor: TensorOnDevice) -> int:
@@ -31,19 +40,20 @@ def _computed(output: TensorOnDevice) -> int:
     return _copied(output)
 
 
+def in_one_type(inputs: tuple[TensorOnDevice, ...], dtype: int) -> int:
+    """Copies of strided inputs, and of all that are of another type."""
+    casts = sum(aligned(each.elements * element_bytes(dtype)) for each in inputs if each.dtype != dtype and each.elements > 1)
+    return sum(map(_copied, inputs)) + casts
+
+
 def elementwise(inputs: tuple[TensorOnDevice, ...], output: TensorOnDevice, mixes: bool = True) -> int:
-    """Copies of strided inputs, and of those of another type; some kernels take one half precision together with float32."""
-    total = _computed(output)
+    """Inputs in the type of the output; some kernels take one half precision together with float32."""
     mixed = mixes and {tensor.dtype for tensor in inputs} <= {FLOAT32, *_HALVES}
-    for tensor in inputs:
-        total += _copied(tensor)
-        if tensor.dtype != output.dtype and tensor.elements > 1 and not mixed:
-            total += aligned(tensor.elements * element_bytes(output.dtype))
-    return total
+    return _computed(output) + (sum(map(_copied, inputs)) if mixed else in_one_type(inputs, output.dtype))
 
 
 def _tensors(*handles: int | None) -> tuple[TensorOnDevice, ...]:
-    return tuple(tensor for handle in handles if isinstance(tensor := described(handle), TensorOnDevice))
+    return tuple(tensor for handle in handles if (tensor := tensor_of(handle)))
 
 
 @workspace("pffqq", "aclnnInplaceNormal")
@@ -126,13 +136,7 @@ def inplace_copy(target: int, source: int) -> int:
 
 def copies(*handles: int | None) -> int:
     """Of all strided tensors among them, outputs too: a result is copied to a strided one."""
-    return sum(_copied(tensor) for tensor in _tensors(*handles))
-
-
-def in_one_type(inputs: tuple[TensorOnDevice, ...], dtype: int) -> int:
-    """Copies of strided inputs, and of all that are of another type."""
-    casts = sum(aligned(each.elements * element_bytes(dtype)) for each in inputs if each.dtype != dtype and each.elements > 1)
-    return sum(_copied(each) for each in inputs) + casts
+    return sum(map(_copied, _tensors(*handles)))
 
 
 @workspace("pp", "aclnnSigmoid")
@@ -157,10 +161,10 @@ def as_they_lie(*parameters: int) -> int:
 @workspace("pppp", "aclnnSWhere")
 def in_the_type_of_the_output(*parameters: int) -> int:
     """ops-nn, activation/logsoftmax_v2; ops-math, math/{reduce_sum_op,reduce_mean,maximum,select}/op_api."""
-    (output,) = _tensors(parameters[-1])
-    inputs = tuple(tensor for tensor in _tensors(*parameters[:-1]) if tensor.dtype != BOOL)
-    masks = tuple(tensor for tensor in _tensors(*parameters[:-1]) if tensor.dtype == BOOL)
-    return in_one_type(inputs, output.dtype) + sum(_copied(mask) for mask in masks) + _computed(output)
+    *inputs, output = _tensors(*parameters)
+    masks = [tensor for tensor in inputs if tensor.dtype == BOOL]  # which stay what they are
+    others = tuple(tensor for tensor in inputs if tensor.dtype != BOOL)
+    return elementwise(others, output, mixes=False) + sum(map(_copied, masks))
 
 
 _AT_ONCE = 32  # inputs that a kernel puts together
@@ -174,5 +178,4 @@ def together(inputs: int, axis: int, output: int) -> int:
     parts = tuple(part for part in _tensors(*(described(inputs) or ())) if part.elements)
     if len(parts) == 1:
         return 0 if result.contiguous and parts[0].dtype == result.dtype else in_one_type(parts, result.dtype)
-    steps = aligned(result.size) if len(parts) > _AT_ONCE else 0
-    return in_one_type(parts, result.dtype) + steps + _computed(result)
+    return elementwise(parts, result, mixes=False) + (aligned(result.size) if len(parts) > _AT_ONCE else 0)

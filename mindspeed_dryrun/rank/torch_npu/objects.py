@@ -63,6 +63,12 @@ def described(handle: int | None) -> Any:
     return _objects.get(handle) if handle else None
 
 
+def tensor_of(handle: int | None) -> TensorOnDevice | None:
+    """The tensor behind a handle; None for anything else."""
+    found = described(handle)
+    return found if isinstance(found, TensorOnDevice) else None
+
+
 def _keep(value: Any) -> int:
     handle = next(_handles)
     _objects[handle] = value
@@ -100,8 +106,8 @@ def destroy_list(handle: int | None) -> int:
 @answers("ppp", "aclGetViewShape")
 def view_shape(handle: int | None, dims: int, count: int) -> int:
     """The shape of an output that depends on values (`nonzero`, `unique`): the largest that it can have, as it was allocated."""
-    tensor = described(handle)
-    shape = tensor.shape if isinstance(tensor, TensorOnDevice) else ()
+    tensor = tensor_of(handle)
+    shape = tensor.shape if tensor else ()
     place = _libc.malloc(ctypes.c_size_t(8 * max(len(shape), 1)))  # the caller frees it
     (ctypes.c_int64 * len(shape)).from_address(place)[:] = list(shape)
     ctypes.c_uint64.from_address(dims).value = place

@@ -14,8 +14,8 @@ from math import prod
 from typing import NamedTuple
 
 from mindspeed_dryrun.rank.torch_npu.inner_tensors import aligned
-from mindspeed_dryrun.rank.torch_npu.objects import BFLOAT16, FLOAT16, FLOAT32, TensorOnDevice, described
-from mindspeed_dryrun.rank.torch_npu.workspace import cube_cores, workspace
+from mindspeed_dryrun.rank.torch_npu.objects import BFLOAT16, FLOAT16, FLOAT32, TensorOnDevice, tensor_of
+from mindspeed_dryrun.rank.torch_npu.workspace import cube_cores, rounded_up, workspace
 
 _MESSAGES = 20 << 20  # what the cores keep for their messages (matmul_v3_common.h:65, RPC_WORKSIZE)
 _LONGEST, _SHORTEST = 65535, 128  # inner axes that a kernel reads as they lie
@@ -66,7 +66,7 @@ def product(first: TensorOnDevice, second: TensorOnDevice) -> int:
     if a.dtype in (BFLOAT16, FLOAT16) and not _read_as_they_lie(a, b, rows, terms, columns):
         shapes = ((a.outer, a.inner), (b.outer, b.inner), (rows, columns))
         return size + sum(aligned(2 * _blocks(*shape)) for shape in shapes)
-    parts = rows * _up(columns, 256 // a.bytes_each) * 4 if terms >= _SPLIT_TERMS else 0
+    parts = rows * rounded_up(columns, 256 // a.bytes_each) * 4 if terms >= _SPLIT_TERMS else 0
     second_rearranged = b.rearranged or (_conflicts(a, b, rows, terms, columns) and _blocks(b.outer, b.inner) * b.bytes_each)
     return size + _MESSAGES + parts + a.rearranged + second_rearranged
 
@@ -135,19 +135,15 @@ def _bytes(operand: Operand) -> int:
 
 
 def _blocks(rows: int, columns: int) -> int:
-    return _up(rows, 16) * _up(columns, 16)
-
-
-def _up(value: int, unit: int) -> int:
-    return -(-value // unit) * unit
+    return rounded_up(rows, 16) * rounded_up(columns, 16)
 
 
 @workspace("ppph", "aclnnMatmul")
 @workspace("ppph", "aclnnMm")
 def matmul(first: int, second: int, *parameters: int) -> int:
     """mat_mul_v3/op_host/op_api/aclnn_matmul.cpp and aclnn_mm.cpp; op_tiling/matmul_v3_base_tiling.cpp:485-511 and 2739-2789."""
-    a, b = described(first), described(second)
-    if not isinstance(a, TensorOnDevice) or not isinstance(b, TensorOnDevice) or min(len(a.shape), len(b.shape)) < 2:
+    a, b = tensor_of(first), tensor_of(second)
+    if not a or not b or min(len(a.shape), len(b.shape)) < 2:
         return _MESSAGES
     if not a.elements or not b.elements:
         return _MESSAGES
@@ -157,8 +153,8 @@ def matmul(first: int, second: int, *parameters: int) -> int:
 @workspace("ppph", "aclnnBatchMatMul")
 def batch_matmul(first: int, second: int, *parameters: int) -> int:
     """common/op_host/op_api/batch_matmul_util.cpp, `ExecBmmOpWithBiasV2`; batch_mat_mul_v3_base_tiling.cpp:768 and 1005."""
-    a, b = described(first), described(second)
-    if not isinstance(a, TensorOnDevice) or not isinstance(b, TensorOnDevice) or min(len(a.shape), len(b.shape)) < 3:
+    a, b = tensor_of(first), tensor_of(second)
+    if not a or not b or min(len(a.shape), len(b.shape)) < 3:
         return 0
     return batched(a, b) if a.elements and b.elements else 0
 
@@ -168,10 +164,8 @@ def batch_product_added(addend: int, first: int, second: int, beta: int, alpha: 
     """batch_mat_mul_v3/op_host/op_api/aclnn_baddbmm.cpp: the product in float32, scaled by alpha, or added to the addend by beta.
 
     The scalars are not known: as Megatron's attention calls it, beta is 0, and the addend is not read."""
-    a, b, result = described(first), described(second), described(output)
-    if not isinstance(a, TensorOnDevice) or not isinstance(b, TensorOnDevice) or not isinstance(result, TensorOnDevice):
-        return 0
-    if not a.elements or not b.elements:
+    a, b, result = tensor_of(first), tensor_of(second), tensor_of(output)
+    if not a or not b or not result or not a.elements or not b.elements:
         return 0
     last = _batch(b).copy or _batch(a).copy  # over when the product is scaled, which takes its place
     scaled = aligned(4 * result.elements)

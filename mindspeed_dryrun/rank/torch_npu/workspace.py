@@ -16,7 +16,7 @@ from typing import Any
 
 from mindspeed_dryrun.rank import activation as config
 from mindspeed_dryrun.rank.torch_npu import TASK_QUEUE_VARIABLE
-from mindspeed_dryrun.rank.torch_npu.objects import TensorOnDevice, described
+from mindspeed_dryrun.rank.torch_npu.objects import tensor_of
 from mindspeed_dryrun.rank.torch_npu.slots import QUESTION, answers, store
 
 SYSTEM = 16 << 20  # what a kernel in Ascend C keeps for itself
@@ -49,6 +49,11 @@ def workspace(signature: str, operator: str) -> Callable[[Callable[..., int]], C
 def note(operator: str, size: int) -> None:
     """Keeps the largest workspace of each operator for the report."""
     largest[operator] = max(largest.get(operator, 0), size)
+
+
+def rounded_up(size: int, unit: int) -> int:
+    """To whole units."""
+    return -(-size // unit) * unit
 
 
 def cube_cores() -> int:
@@ -88,9 +93,9 @@ def rms_norm(*parameters: Any) -> int:
 @workspace("pppppp", "aclnnRmsNormGrad")
 def rms_norm_grad(gradient: int, values: int, deviation: int, weight: int, *outputs: int) -> int:
     """norm/rms_norm_grad/op_host/rms_norm_grad_tiling.cpp:300: with deterministic sums each core has a row of its own."""
-    scale = described(weight)
-    columns = scale.elements if deterministic() and isinstance(scale, TensorOnDevice) else 0
-    return SYSTEM + (-(-columns // 16) * 16 + 8) * vector_cores() * 4
+    scale = tensor_of(weight)
+    columns = scale.elements if deterministic() and scale else 0
+    return SYSTEM + (rounded_up(columns, 16) + 8) * vector_cores() * 4
 
 
 @workspace("pqp", "aclnnSwiGlu")
@@ -128,21 +133,19 @@ def token_permute_size(choices: int) -> int:
 @workspace("ppqbpp", "aclnnMoeTokenPermute")
 def token_permute(tokens: int, indices: int, *parameters: Any) -> int:
     """ops-transformer, moe/moe_token_permute/op_host/moe_token_permute_tiling.cpp:440: the sort of all choices."""
-    chosen = described(indices)
-    return token_permute_size(chosen.elements) if isinstance(chosen, TensorOnDevice) else 0
+    chosen = tensor_of(indices)
+    return token_permute_size(chosen.elements) if chosen else 0
 
 
 @workspace("pppqbppp", "aclnnMoeTokenPermuteWithRoutingMap")
 def permute_by_map(tokens: int, routing: int, scores: int, count: int, *parameters: Any) -> int:
     """ops-transformer, moe/moe_token_permute_with_routing_map/op_host: the map and the scores turned over, and a sort."""
-    turned = sum(tensor.size for handle in (routing, scores) if isinstance(tensor := described(handle), TensorOnDevice))
+    turned = sum(tensor.size for handle in (routing, scores) if (tensor := tensor_of(handle)))
     return SYSTEM + 4 * count * 2 * 2 + vector_cores() * 32 * 2 + turned
 
 
 @workspace("ppppqqbpp", "aclnnMoeTokenPermuteWithRoutingMapGrad")
 def permute_by_map_grad(gradient: int, scores: int, indices: int, routing: int, *parameters: Any) -> int:
     """ops-transformer, moe/moe_token_permute_with_routing_map_grad/op_host: the scores' gradient, turned over and back."""
-    mask, result = described(routing), described(parameters[-1])
-    if not isinstance(mask, TensorOnDevice) or not isinstance(result, TensorOnDevice):
-        return SYSTEM
-    return SYSTEM + 3 * result.size + mask.size
+    mask, result = tensor_of(routing), tensor_of(parameters[-1])
+    return SYSTEM + (3 * result.size + mask.size if mask and result else 0)
