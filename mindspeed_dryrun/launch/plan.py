@@ -239,6 +239,7 @@ def rank_environment(
         hooks_blocks_only=trainer.hooks_blocks_only,
         sample_length=spec.sample_length,
         nodes=job.node_sizes,
+        late_streams=job.layout.on_edge(rank),
         cube_cores=cube_cores,
     )
     return {**env, **activation.to_env()}

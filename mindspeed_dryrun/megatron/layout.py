@@ -58,6 +58,10 @@ class Layout:
         """The first stage, on the edge, has the first layers and the last ones; the stages of the cloud have those between."""
         return self.edge is not None
 
+    def on_edge(self, rank: int) -> bool:
+        """Whether the rank is one of the edge, which waits for the cloud and its many layers."""
+        return self.edge is not None and rank < self.edge[0]
+
     @property
     def order(self) -> str:
         """As `initialize_model_parallel` takes it (Megatron-LM core_v0.12.1, megatron/training/initialize.py:354)."""
@@ -68,7 +72,7 @@ class Layout:
         """Tensor fastest, then context; then data and pipeline, or pipeline and data."""
         # `RankGenerator`: https://github.com/NVIDIA/Megatron-LM/blob/core_v0.12.1/megatron/core/parallel_state.py#L329
         sizes = self.parallel
-        if self.edge and rank < self.edge[0]:
+        if self.edge and self.on_edge(rank):
             rank, tp = divmod(rank, self.edge[1])
             dp, cp = divmod(rank, sizes.cp)
             return Place(tp, cp, dp, 0)

@@ -42,6 +42,7 @@ class Activation:
     hooks_blocks_only: bool = False  # with LoRA it makes embeddings ask for a gradient under --recompute-method block only
     sample_length: int = 0  # tokens of an instruction sample; 0: the sequence length
     nodes: tuple[int, ...] = ()  # ranks of each node, where they were called for one by one
+    late_streams: bool = False  # what a stream was given is done when the host waits for it, not at once
     cube_cores: int = 24  # of the card, which decide what some operators of CANN ask for; an Ascend 910B3 has 20
     # of an activated shell
     script: str = ""

@@ -1,4 +1,4 @@
-"""CANN's runtime and communication libraries: devices, memory, streams, events, versions, communicators (acl_rt.h, hccl.h).
+"""CANN's runtime and communication libraries: devices, memory, versions, communicators (acl_rt.h, hccl.h).
 
 Device memory is address space that nobody can write to: one reservation of zero pages. Copies to the device are dropped,
 copies from it give zeros, so whatever an operator would have computed reads as zero, and no stale value is ever seen.
@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import bisect
 import ctypes
-import itertools
 import mmap
 import os
 
 from mindspeed_dryrun.errors import DryRunError
 from mindspeed_dryrun.rank.torch_npu.slots import answers, store, store_text
+from mindspeed_dryrun.rank.torch_npu.streams import new_handle
 from mindspeed_dryrun.rank.torch_npu.workspace import cube_cores, vector_cores
 
 CANN_VERSION = "8.5.0"
@@ -21,7 +21,6 @@ HBM_BYTES = 64 << 30
 DEVICES = 8
 _BLOCK = 2 << 20  # what a real device allocates in
 _OUT_OF_MEMORY = 207001  # ACL_ERROR_RT_MEMORY_ALLOCATION, acl/error_codes/rt_error_codes.h
-_EVENT_RECORDED, _WAIT_COMPLETE, _STREAM_COMPLETE = 1, 0, 0
 _ON_DEVICE, _NOT_REGISTERED = 1, 2  # aclrtMemLocationType
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -112,7 +111,6 @@ class HostMemory:
 memory = DeviceMemory()
 host = HostMemory()
 communicators: list[tuple[int, int]] = []  # (size, this rank in it) of each communicator that was made
-_handles = itertools.count(0x1000, 0x40)
 _device = 0
 
 
@@ -288,50 +286,7 @@ def fill(target: int | None, room: int, value: int, size: int, *stream: int) -> 
     return 0
 
 
-# -- streams and events: everything has happened already -----------------------------------------------------------------
-
-
-@answers("p", "aclrtCreateStream", "aclrtCreateEvent")
-@answers("pI", "aclrtCreateEventWithFlag", "aclrtCreateEventExWithFlag")
-@answers("pII", "aclrtCreateStreamWithConfig")
-def new_handle(handle: int, *options: int) -> int:
-    return store(handle, next(_handles), ctypes.c_uint64)
-
-
-@answers("pp", "aclrtStreamGetId")
-def stream_id(stream: int | None, number: int) -> int:
-    return store(number, (stream or 0) >> 6 & 0x7FFFFFFF, ctypes.c_int32)
-
-
-@answers("pp", "aclrtStreamQuery")
-def stream_query(stream: int, status: int) -> int:
-    return store(status, _STREAM_COMPLETE, ctypes.c_int32)
-
-
-@answers("pp", "aclrtQueryEventStatus", "aclQueryEventRecordedStatus")
-def event_status(event: int, status: int) -> int:
-    return store(status, _EVENT_RECORDED, ctypes.c_int32)
-
-
-@answers("pp", "aclrtQueryEventWaitStatus", "aclQueryEventWaitStatus")
-def event_wait_status(event: int, status: int) -> int:
-    return store(status, _WAIT_COMPLETE, ctypes.c_int32)
-
-
-@answers("ppp", "aclrtEventElapsedTime")
-def elapsed_time(milliseconds: int, start: int, end: int) -> int:
-    ctypes.c_float.from_address(milliseconds).value = 1.0
-    return 0
-
-
-@answers("pp", "aclrtEventGetTimestamp")
-def timestamp(event: int, time: int) -> int:
-    return store(time, 0, ctypes.c_uint64)
-
-
-@answers("pp", "aclrtGetStreamOverflowSwitch")
-def overflow_switch(stream: int, flag: int) -> int:
-    return store(flag, 0, ctypes.c_uint32)
+# -- calls of the host, and options --------------------------------------------------------------------------------------
 
 
 @answers("ppip", "aclrtLaunchCallback")

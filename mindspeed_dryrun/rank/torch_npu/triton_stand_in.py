@@ -132,7 +132,7 @@ def _seen() -> Iterator[None]:
 
 class _Finder(MetaPathFinder):
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        if name.split(".")[0] not in _OWNERS or ".triton" not in name or name in _OPTIONAL:
+        if name.split(".")[0] not in _OWNERS or "triton" not in name or name in _OPTIONAL:
             return None
         spec = PathFinder.find_spec(name, path, target)
         if spec is not None and spec.loader is not None:
