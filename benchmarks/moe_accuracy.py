@@ -10,6 +10,7 @@ of MindSpeed-Core-MS's requirements.txt.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import sys
@@ -95,6 +96,7 @@ class Case:
     program: str = "pretrain_gpt.py"
     without: str = ""
     releases: tuple[str, ...] = ("2.2.0", "26.1.0")  # that have these flags, with this meaning
+    samples: int = 0  # tokens of each, where they are not padded (`launch --sample-length`)
 
 
 def experts(world_size: int, flags: str) -> Case:
@@ -103,6 +105,11 @@ def experts(world_size: int, flags: str) -> Case:
 
 def tuning(world_size: int, flags: str, variable: str = " --variable-seq-lengths --no-pad-to-seq-lengths") -> Case:
     return Case(world_size, TUNE + variable + flags, "posttrain_gpt.py")
+
+
+def short(samples: int, world_size: int, flags: str) -> Case:
+    """Samples of this many tokens in sequences of 2048."""
+    return dataclasses.replace(tuning(world_size, flags), samples=samples)
 
 
 def packed(world_size: int, flags: str, release: str, program: str = "posttrain_gpt.py") -> Case:
@@ -233,6 +240,28 @@ CASES = {
         2, PP2 + LORA + " --recompute-granularity full --recompute-method block --recompute-num-layers 1"
     ),
     "LoRA, recomputed": tuning(2, PP2 + LORA + FULL),
+    "main parameters reused, DP 1, wide vocabulary": Case(
+        2, PP2 + " --reuse-fp32-param --use-distributed-optimizer --padded-vocab-size 152064 --seq-length 256"
+    ),
+    "main parameters reused, DP 2, wide vocabulary": Case(
+        4, PP2 + " --reuse-fp32-param --use-distributed-optimizer --padded-vocab-size 152064 --seq-length 256"
+    ),
+    "SFT, PP 2, samples of 91 tokens": short(91, 2, PP2),
+    "SFT, PP 4, TP 2, samples of 333 tokens": short(333, 8, TP2 + " --pipeline-model-parallel-size 4 --sequence-parallel"),
+    "SFT, micro batch 2, recomputed, samples of 1000 tokens": short(
+        1000, 2, " --micro-batch-size 2 --use-distributed-optimizer --pad-to-multiple-of 128" + FULL
+    ),
+    "SFT, experts, PP 2, samples of 333 tokens": short(333, 4, MOE + GROUPED + EP2 + PP2),
+    "SFT, samples longer than the sequence": short(5000, 2, PP2),
+    "LoRA, TP 2, fused, samples of 91 tokens": short(91, 2, TP2 + " --sequence-parallel --lora-fusion" + LORA),
+    "LoRA, MLA, samples of 333 tokens": short(333, 2, PP2 + LATENT + " --q-lora-rank 384" + LORA),
+    "DPO, PP 4, recomputed, samples of 333 tokens": Case(
+        4, DPO + " --pipeline-model-parallel-size 4 --variable-seq-lengths --no-pad-to-seq-lengths" + FULL, "posttrain_gpt.py",
+        samples=333,
+    ),
+    "SFT, packed, a length of samples that does not matter": Case(
+        2, TUNE + PP2 + " --reset-attention-mask", "posttrain_gpt.py", releases=("26.1.0",), samples=91
+    ),
     "DPO": Case(2, DPO + PP2, "posttrain_gpt.py"),
     "DPO, TP 2": Case(2, DPO + TP2 + " --sequence-parallel", "posttrain_gpt.py"),
     "DPO, PP 4, recomputed": Case(4, DPO + " --pipeline-model-parallel-size 4" + FULL, "posttrain_gpt.py"),
@@ -409,13 +438,14 @@ class Task:
     world_size: int
     job: Job
     overrides: tuple[str, ...] = ()
+    samples: int = 0
 
 
 def small_tasks(release: str) -> Iterator[Task]:
     """The cases above."""
     for name, case in CASES.items():
         if release in case.releases:
-            yield Task(name, case.world_size, job_of(case, release))
+            yield Task(name, case.world_size, job_of(case, release), samples=case.samples)
 
 
 def script_tasks(root: Path, more: str) -> Iterator[Task]:
@@ -431,7 +461,8 @@ def run(task: Task, trainer: str, out: Path, release: str) -> Report | str:
     print(f"{task.name}: {trainer}", file=sys.stderr, flush=True)
     try:
         folder = out / release / trainer / "".join(letter if letter.isalnum() else "_" for letter in task.name)
-        return dry_run_job(task.job, folder, RunSpec(trainer=trainer, overrides=task.overrides), Execution(jobs=1))
+        spec = RunSpec(trainer=trainer, overrides=task.overrides, sample_length=task.samples)
+        return dry_run_job(task.job, folder, spec, Execution(jobs=1))
     except DryRunError as error:
         return str(error)
 

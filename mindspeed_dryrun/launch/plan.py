@@ -23,6 +23,7 @@ from mindspeed_dryrun.launch.job import Job, ShortRun
 from mindspeed_dryrun.launch.mock_inputs import dry_args
 from mindspeed_dryrun.launch.msrun_call import OPTIONS
 from mindspeed_dryrun.launch.rank_classes import RankClass, rank_classes
+from mindspeed_dryrun.launch.sample_length import sample_length
 from mindspeed_dryrun.launch.short_run import short_run
 from mindspeed_dryrun.launch.trainers import Trainer, choose_trainer, code_digest
 from mindspeed_dryrun.rank import activation as config
@@ -102,6 +103,8 @@ def make_plan(job: Job, spec: RunSpec, engine: Engine | None, timeout_s: float =
     """The ranks to simulate and how. What stands in the way of running it is `problem`; `UsageError` for wrong options."""
     chosen = choose_trainer(job, spec.trainer)
     short = short_run(job, spec.microbatches)
+    samples = sample_length(job, spec, chosen.release)
+    spec = dataclasses.replace(spec, sample_length=samples.tokens)
     args, input_notes = dry_args(job, short.args)
     classes, checks = _with_checks(job, choose_ranks(job, spec.ranks), spec.check_classes)
     every_class = rank_classes(job)
@@ -122,7 +125,7 @@ def make_plan(job: Job, spec: RunSpec, engine: Engine | None, timeout_s: float =
         for item in classes
     )
     notes = [*(engine.notes if engine else ()), *job.notes, *chosen.notes, *input_notes]
-    notes += _sample_notes(job, spec)
+    notes += [samples.note] if samples.note else []
     if job.is_megatron and short.microbatches < job.microbatches:
         notes.append(_of_a_short_run(job, short, chosen.keeps_checkpoints))
     return Plan(
@@ -150,22 +153,6 @@ def _of_a_short_run(job: Job, short: ShortRun, grows: bool) -> str:
         f"{iterations} iterations of {count} microbatches are run (the job has {job.microbatches} in each): "
         "enough to reach the peak; --microbatches all runs them all"
     )
-
-
-def _sample_notes(job: Job, spec: RunSpec) -> list[str]:
-    """Which way the peak errs where samples are neither padded to the sequence length nor packed."""
-    packed = any(job.arguments.has(flag) for flag in ("--neat-pack", "--reset-position-ids", "--reset-attention-mask"))
-    if packed or not job.arguments.has("--no-pad-to-seq-lengths"):
-        return []
-    if spec.sample_length:
-        return [
-            f"samples are not padded (--no-pad-to-seq-lengths), and each is counted with {spec.sample_length} tokens "
-            "(--sample-length): the peak is too LOW for a batch with a longer one"
-        ]
-    return [
-        f"samples are not padded (--no-pad-to-seq-lengths), and each is counted with the full {job.seq_length} tokens: the peak "
-        "is too HIGH, perhaps by far, if no sample is that long. --sample-length N counts them with N, the longest's length"
-    ]
 
 
 def choose_ranks(job: Job, ranks: str) -> tuple[RankClass, ...]:

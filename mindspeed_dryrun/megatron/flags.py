@@ -148,7 +148,7 @@ _TABLE: tuple[Flag, ...] = (
         no-create-attention-mask-in-dataloader tokenizer-type= tokenizer-name-or-path=@tokenizer
         tokenizer-model=@tokenizer tokenizer-kwargs=* tokenizer-not-use-fast vocab-file=@tokenizer
         merge-file=@tokenizer vocab-extra-ids= tiktoken-pattern= tiktoken-num-special-tokens=
-        tiktoken-special-tokens=* tokenizer-padding-side= pad-to-multiple-of= dataset-additional-keys=*
+        tiktoken-special-tokens=* tokenizer-padding-side= dataset-additional-keys=*
         hf-chat-template no-chat-template instruction-template= enable-thinking= cut-max-seqlen add-eos-token=*
         encoder-seq-length= decoder-seq-length= sample-rate= mask-prob= short-seq-prob= retriever-seq-length=
         no-data-sharding s3-cache-path= iterations-to-skip=*@length enable-share-memory return-document-ids

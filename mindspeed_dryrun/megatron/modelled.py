@@ -288,6 +288,7 @@ class TuningFlags:
     no_pad_to_seq_lengths: bool = False
     padded_samples: bool = False
     neat_pack: bool = False
+    pad_to_multiple_of: int = 8  # of tokens, where samples are not padded to the sequence length
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -158,6 +158,37 @@ progress.iteration(1, 1)
 """
 
 
+LATE = """
+import json, os, time, torch, torch_npu
+from mindspeed_dryrun.rank import activation, progress
+torch.npu.set_device(0)
+side = torch.npu.Stream()
+def taken_by_two():
+    torch.npu.synchronize()
+    torch.npu.empty_cache()
+    before = torch.npu.memory_reserved()
+    for _ in range(2):
+        block = torch.empty(64 << 20, dtype=torch.uint8, device="npu")
+        block.record_stream(side)
+        del block
+        time.sleep(0.3)  # torch_npu's own queue records the event
+    return (torch.npu.memory_reserved() - before) >> 20
+one = taken_by_two()
+assert 64 <= one < 128, "at once, the second has the first one's block"
+told = json.loads(os.environ[activation.VARIABLE])
+os.environ[activation.VARIABLE] = json.dumps({**told, "late_streams": True})
+assert taken_by_two() == 2 * one, "the side stream still has the first one"
+block = torch.empty(64 << 20, dtype=torch.uint8, device="npu")
+block.record_stream(side)
+del block
+time.sleep(0.3)
+side.synchronize()
+before = torch.npu.memory_reserved()
+block = torch.empty(64 << 20, dtype=torch.uint8, device="npu")
+assert torch.npu.memory_reserved() == before, "the host has waited for the side stream"
+progress.iteration(1, 1)
+"""
+
 NODES = """
 import os, types, torch, torch_npu, torch.distributed as dist
 from mindspeed_dryrun.rank import progress
@@ -265,6 +296,12 @@ def test_deterministic_gradients_of_attention_take_more(tmp_path: Path) -> None:
         assert len(found) == 1, done.stdout + done.stderr
         sizes += found
     assert sizes[1] == sizes[0] + 3 * 2 * 24 * 512 * 128 * 4  # two blocks of each gradient for each cube core
+
+
+def test_what_a_stream_was_given_is_done_at_once_or_when_the_host_waits_for_it(tmp_path: Path) -> None:
+    done = launch(tmp_path, "--ranks", "0", program=LATE)
+    report = json.loads((tmp_path / "record" / "report.json").read_text())
+    assert report["ranks"][0]["status"] == "ok", done.stdout + done.stderr
 
 
 def test_with_the_queue_of_mode_2_workspace_is_outside_the_figure(tmp_path: Path) -> None:

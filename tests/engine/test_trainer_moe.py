@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from simulated_rank import MINDSPORE
@@ -41,7 +42,7 @@ MOE = (
 
 
 def used_peak(
-    out: Path, more: str, world_size: int, rank: int = 0, base: Sequence[str] = MOE, without: str = "", **spec: str
+    out: Path, more: str, world_size: int, rank: int = 0, base: Sequence[str] = MOE, without: str = "", **spec: Any
 ) -> int | None:
     """One rank of the small job, launched as a user would."""
     result = one_rank(out, more, world_size, rank, base, without, **spec)
@@ -50,7 +51,7 @@ def used_peak(
 
 
 def one_rank(
-    out: Path, more: str, world_size: int, rank: int = 0, base: Sequence[str] = MOE, without: str = "", **spec: str
+    out: Path, more: str, world_size: int, rank: int = 0, base: Sequence[str] = MOE, without: str = "", **spec: Any
 ) -> RankReport:
     argv = ["--worker_num", str(world_size), "--local_worker_num", str(world_size), "pretrain_gpt.py"]
     args = [word for word in override_args(base, more.split()) if word != without]
@@ -194,6 +195,31 @@ TUNE = "--stage sft --is-instruction-dataset --finetune --variable-seq-lengths"
 )  # fmt: skip
 def test_full_fine_tuning(tmp_path: Path, more: str, world_size: int, rank: int, used_peak_mb: int) -> None:
     assert used_peak(tmp_path, f"{TUNE} {more}", world_size, rank, base=DENSE) == used_peak_mb
+
+
+OPEN = f"{TUNE} --no-pad-to-seq-lengths --pipeline-model-parallel-size"
+
+
+@pytest.mark.parametrize(
+    ("more", "world_size", "rank", "tokens", "used_peak_mb"),
+    [
+        pytest.param(f"{OPEN} 2", 2, 1, 91, 1024, id="short"),
+        pytest.param(f"{OPEN} 2", 2, 1, 5000, 1465, id="cut to the sequence"),
+        pytest.param(
+            f"{OPEN} 4 --tensor-model-parallel-size 2 --sequence-parallel", 8, 6, 333, 427, id="padded to a multiple of 8"
+        ),
+        pytest.param(f"{TUNE} --pipeline-model-parallel-size 2", 2, 1, 91, 1465, id="padded to the sequence"),
+    ],
+)
+def test_samples_of_a_length_that_is_told(
+    tmp_path: Path, more: str, world_size: int, rank: int, tokens: int, used_peak_mb: int
+) -> None:
+    assert used_peak(tmp_path, more, world_size, rank, base=DENSE, sample_length=tokens) == used_peak_mb
+
+
+def test_whole_parameters_are_copied_in_the_step_where_main_parameters_reuse_them(tmp_path: Path) -> None:
+    more = "--pipeline-model-parallel-size 2 --reuse-fp32-param --use-distributed-optimizer --padded-vocab-size 152064 --seq-length 256"
+    assert used_peak(tmp_path, more, 2, rank=1, base=DENSE) == 3319  # 594M of it are a copy of the output layer, laid out anew
 
 
 # Up to 2.8 the first stage has its peak in the step, where --reuse-fp32-param makes copies of 64.0M and 41.5M by Reshape: the first is

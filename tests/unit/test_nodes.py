@@ -21,6 +21,7 @@ from mindspeed_dryrun.launch.run import job_file, job_of_record
 from mindspeed_dryrun.launch.script import capture
 from mindspeed_dryrun.launch.torchrun_call import read_torchrun_call
 from mindspeed_dryrun.megatron.model_shape import read_shape
+from mindspeed_dryrun.rank.activation import Activation
 from mindspeed_dryrun.record.run_spec import RunSpec
 from mindspeed_dryrun.search.measure import job_with
 
@@ -112,6 +113,8 @@ def test_tp_is_the_size_of_a_node() -> None:
     assert places(found) == [(0, 0, 0), (1, 0, 0), (1, 0, 1), (2, 0, 0), (2, 0, 1), (3, 0, 0), (3, 0, 1)]
     assert [item.represents for item in rank_classes(found)] == [(0,), (1,), (2,), (3,), (4,), (5,), (6,)]
     assert [found.layout.kind_of_group(ranks) for ranks in ((1, 2), (0, 2, 4, 6))] == ["tp", "pp"]
+    told = [Activation.from_env(task.env).late_streams for task in make_plan(found, RunSpec(), None).tasks]
+    assert told == [True] + 6 * [False], "what the edge sends waits for the cloud"
 
 
 def test_the_cloud_may_have_data_parallel_ranks_where_the_edge_has_none() -> None:

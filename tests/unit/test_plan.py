@@ -315,17 +315,3 @@ def test_a_patch_without_its_target_is_refused_before_a_rank_starts(tmp_path: Pa
         )
         problem = make_plan(understand(call, "train.sh"), RunSpec(patch_files=(str(patches),)), None).problem or ""
         assert ("upstream_project has no moved" in problem) is not found, problem
-
-
-@pytest.mark.parametrize(
-    ("extra", "length", "words"),
-    [
-        ("--no-pad-to-seq-lengths", 0, "too HIGH"),
-        ("--no-pad-to-seq-lengths", 91, "too LOW"),
-        ("--no-pad-to-seq-lengths --reset-position-ids", 91, ""),
-        ("", 0, ""),
-    ],
-)
-def test_the_peak_of_samples_that_are_not_padded_says_which_way_it_errs(extra: str, length: int, words: str) -> None:
-    notes = [note for note in make_plan(job(extra=extra), RunSpec(sample_length=length), None).notes if "not padded" in note]
-    assert [words in note for note in notes] == ([True] if words else [])

@@ -62,6 +62,12 @@ def test_kernels_are_imported_and_never_run(tree: Path) -> None:
     assert importlib.import_module("mindspeed.asks").found is False
 
 
+def test_a_module_named_after_its_kernel_sees_it_too(tree: Path) -> None:
+    (tree / "mindspeed" / "rmsnorm_triton_kernel.py").write_text(KERNELS)
+    triton_stand_in.install()
+    assert importlib.import_module("mindspeed.rmsnorm_triton_kernel").launch([1])[1] == 3
+
+
 def test_what_is_done_without_triton_stays_so(tree: Path) -> None:
     folder = tree / "mindspeed" / "lite" / "ops" / "triton"
     folder.mkdir(parents=True)

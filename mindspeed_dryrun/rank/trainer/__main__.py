@@ -15,9 +15,10 @@ def main(args: list[str]) -> None:
     settings = settings_module.read(args, int(os.environ.get("RANK_ID", "0")), int(os.environ.get("MS_WORKER_NUM", "1")))
     progress.phase("importing")
     imports.load()
-    from mindspeed_dryrun.rank.trainer import layers, loop, model, optimizer
+    from mindspeed_dryrun.rank.trainer import layers, loop, model, optimizer, tuning
     from mindspeed_dryrun.rank.trainer import process_groups as parallel
 
+    settings = tuning.of_told_length(settings)
     layers.install(settings)
     parallel.initialize(settings)
     progress.phase("building")

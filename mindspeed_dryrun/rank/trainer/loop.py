@@ -13,7 +13,7 @@ from megatron.core.utils import get_model_config
 
 from mindspeed_dryrun.megatron.settings import Settings
 from mindspeed_dryrun.rank import activation, collector, progress
-from mindspeed_dryrun.rank.trainer import context_parallel, preference, recompute, releases, tuning
+from mindspeed_dryrun.rank.trainer import context_parallel, preference, recompute, tuning
 
 
 class MockData:
@@ -108,7 +108,7 @@ def _announce_shapes(settings: Settings, config: Any, micro_batch_size: int) -> 
     Waiting for the answer also gives back what an earlier exchange has sent, so it decides how long that is held.
     """
     # `post_validate_args`: https://gitcode.com/Ascend/MindSpeed-LLM/blob/v26.1.0/mindspeed_llm/features_manager/finetune/finetune.py#L39
-    if not (settings.no_pad_to_seq_lengths if releases.since("2.3.0") else settings.variable_seq_lengths):
+    if not tuning.unpadded(settings):
         return
     exchange = p2p_communication._communicate_shapes
     split = settings.context_parallel_size * (settings.tensor_model_parallel_size if settings.sequence_parallel else 1)

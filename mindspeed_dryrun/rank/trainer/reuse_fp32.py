@@ -35,17 +35,18 @@ def share(optimizer: Any) -> None:
     # `reuse_fp32_param_distrib_optimizer_init_wrapper`: https://gitcode.com/Ascend/MindSpeed/blob/v2.2.0_core_r0.12.1/mindspeed/core/memory/reuse_param/adaptor.py#L93
     size = dist.get_world_size(optimizer.data_parallel_group)
     rank = dist.get_rank(optimizer.data_parallel_group)
-    residuals = _share_alone(optimizer) if size == 1 else _share_split(optimizer, size, rank)
+    parts = _share_alone(optimizer) if size == 1 else _share_split(optimizer, size, rank)
+    convert = _convert_whole if size == 1 else _convert_in_blocks
     torch.cuda.empty_cache()
     prepare, step = optimizer.prepare_grads, optimizer.optimizer.step
 
     def prepare_grads() -> Any:
-        _convert(residuals)
+        convert(parts)
         return prepare()
 
     def step_and_convert(*args: Any, **kwargs: Any) -> None:
         step(*args, **kwargs)
-        _convert(residuals)
+        convert(parts)
 
     optimizer.prepare_grads = prepare_grads
     optimizer.optimizer.step = step_and_convert
@@ -110,8 +111,16 @@ def _share_split(optimizer: Any, size: int, rank: int) -> list[Any]:
 
 
 @torch.no_grad()  # type: ignore[untyped-decorator]
-def _convert(parts: list[Any]) -> None:
-    """From one layout to the other: a workspace, and a transposed copy of each block."""
+def _convert_whole(parts: list[Any]) -> None:
+    """From one layout to the other where each parameter is whole: a transposed copy of it, 4 bytes for each of its numbers."""
+    # `fp16_tensor_convert_to_fp32_tensor`: https://gitcode.com/Ascend/MindSpeed/blob/v2.2.0_core_r0.12.1/mindspeed/optimizer/distrib_optimizer.py#L695
+    for part in parts:
+        part.copy_(part.view(2, -1).transpose(1, 0).reshape(-1).contiguous())
+
+
+@torch.no_grad()  # type: ignore[untyped-decorator]
+def _convert_in_blocks(parts: list[Any]) -> None:
+    """From one layout to the other where it is split: a workspace, and a transposed copy of each block."""
     for part in parts:
         workspace = torch.zeros(BLOCK * 2, dtype=torch.bfloat16, device=part.device)
         for start in range(0, part.numel(), BLOCK):

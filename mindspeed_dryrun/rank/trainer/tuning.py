@@ -1,20 +1,39 @@
 """Fine-tuning: the batches of MindSpeed-LLM's instruction data sets, and its loss (tasks/posttrain/sft/sft_trainer.py).
 
-Every sample has the full sequence length, the longest that the job can meet.
+Every sample has the full sequence length, the longest that the job can meet, or the length that is told.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import torch
 from megatron.core import parallel_state
 
 from mindspeed_dryrun.megatron.settings import Settings
-from mindspeed_dryrun.rank.trainer import context_parallel
+from mindspeed_dryrun.rank import activation
+from mindspeed_dryrun.rank.trainer import context_parallel, releases
 
 IGNORED = -100
 """The label of a token that is no answer."""
+
+
+def unpadded(settings: Settings) -> bool:
+    """Whether samples keep the length that they have, by the flag of the release."""
+    return settings.no_pad_to_seq_lengths if releases.since("2.3.0") else settings.variable_seq_lengths
+
+
+def of_told_length(settings: Settings) -> Settings:
+    """With sequences as long as the samples (`launch --sample-length`), where those are neither padded nor packed."""
+    told, multiple = activation.current().sample_length, settings.pad_to_multiple_of
+    if not (told and settings.stage and unpadded(settings)) or settings.packed:
+        return settings
+    # `pad_to_multiple_of`: https://gitcode.com/Ascend/MindSpeed-LLM/blob/v2.2.0/mindspeed_llm/legacy/data/data_samplers.py#L62
+    length = min(-(-told // multiple) * multiple, settings.seq_length)
+    return dataclasses.replace(
+        settings, seq_length=length, max_position_embeddings=settings.max_position_embeddings or settings.seq_length
+    )
 
 
 class TuningData:
