@@ -92,7 +92,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=0,
         metavar="N",
-        help="tokens of a fine-tuning sample where the script does not pad them (default: the sequence length)",
+        help="tokens of a fine-tuning sample where the script does not pad them (default: the longest in the data set, if its "
+        "index is on this machine, else the sequence length)",
     )
     parser.add_argument(
         "--moe-curve",
