@@ -1,11 +1,10 @@
 """The real MindSpeed-LLM, MindSpeed and Megatron-LM in a dry run, no source edited.
 
-Run where MINDSPEED_CORE_MS_PATH names the folder with their trees and the packages of MindSpeed-Core-MS's requirements.txt are installed.
+Run where MINDSPEED_CORE_MS_PATH names the folder with their trees, and the packages that they import are there or installed.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -21,6 +20,7 @@ from mindspeed_dryrun.launch.job import understand
 from mindspeed_dryrun.launch.msrun_call import read_msrun_call
 from mindspeed_dryrun.launch.plan import make_plan
 from mindspeed_dryrun.launch.run import Execution, dry_run_job
+from mindspeed_dryrun.launch.stack import missing_packages
 from mindspeed_dryrun.record.model import Report
 from mindspeed_dryrun.record.run_spec import RunSpec
 
@@ -31,8 +31,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 if not LLM.is_dir():
     pytest.skip("MINDSPEED_CORE_MS_PATH does not name a folder with MindSpeed-LLM", allow_module_level=True)
-if importlib.util.find_spec("transformers") is None:
-    pytest.skip("the packages of MindSpeed-Core-MS's requirements.txt are not installed", allow_module_level=True)
+if missing_packages(STACK):
+    pytest.skip(f"the packages that MindSpeed-LLM imports are not there: {', '.join(missing_packages(STACK))}", allow_module_level=True)
 
 SMALL = """
 --use-mcore-models --num-layers 4 --hidden-size 256 --ffn-hidden-size 512 --num-attention-heads 8 --seq-length 512
