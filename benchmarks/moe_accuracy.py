@@ -44,6 +44,7 @@ MOE = """
 --num-experts 16 --moe-router-topk 4 --moe-ffn-hidden-size 704 --moe-router-load-balancing-type aux_loss
 --moe-aux-loss-coeff 0.001 --moe-permutation-async-comm --sequence-parallel --use-distributed-optimizer
 """
+STEP = " --seq-length 64 --global-batch-size 4 --padded-vocab-size 152064"
 GROUPED = " --moe-grouped-gemm --moe-token-dispatcher-type alltoall_seq"
 FULL = " --recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
 EP2, EP4 = " --expert-model-parallel-size 2", " --expert-model-parallel-size 4"
@@ -240,12 +241,39 @@ CASES = {
         2, PP2 + LORA + " --recompute-granularity full --recompute-method block --recompute-num-layers 1"
     ),
     "LoRA, recomputed": tuning(2, PP2 + LORA + FULL),
-    "main parameters reused, DP 1, wide vocabulary": Case(
-        2, PP2 + " --reuse-fp32-param --use-distributed-optimizer --padded-vocab-size 152064 --seq-length 256"
+    # Short sequences and a wide vocabulary: the peak is in the optimizer's step.
+    "step, main parameters reused, DP 1": Case(2, PP2 + STEP + " --reuse-fp32-param --use-distributed-optimizer"),
+    "step, main parameters reused, DP 2": Case(4, PP2 + STEP + " --reuse-fp32-param --use-distributed-optimizer"),
+    "step, main parameters reused, experts of one rank": experts(4, GROUPED + EP2 + PP2 + STEP + " --reuse-fp32-param"),
+    "step, main parameters reused, experts of two ranks": experts(4, GROUPED + EP2 + STEP + " --reuse-fp32-param"),
+    "step": Case(2, PP2 + STEP),
+    "step, DP 2": Case(2, STEP),
+    "step, distributed, DP 2": Case(2, STEP + " --use-distributed-optimizer"),
+    "step, distributed, overlapped, VPP": Case(
+        4, PP2 + STEP + " --use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather"
+        " --num-layers-per-virtual-pipeline-stage 1"
     ),
-    "main parameters reused, DP 2, wide vocabulary": Case(
-        4, PP2 + " --reuse-fp32-param --use-distributed-optimizer --padded-vocab-size 152064 --seq-length 256"
+    "step, tied embeddings": Case(2, PP2 + STEP, without="--untie-embeddings-and-output-weights"),
+    "step, float16": Case(2, PP2 + STEP + " --fp16", without="--bf16"),
+    "step, float16, constant scale, distributed": Case(
+        2, STEP + " --fp16 --loss-scale 1024 --use-distributed-optimizer", without="--bf16"
     ),
+    "step, no clipping, no weight decay": Case(2, PP2 + STEP + " --clip-grad 0.0 --weight-decay 0.0"),
+    "step, gradients in float32": Case(2, STEP + " --accumulate-allreduce-grads-in-fp32 --use-distributed-optimizer"),
+    "step, gradients in bfloat16": Case(2, STEP + " --grad-reduce-in-bf16 --use-distributed-optimizer"),
+    "step, gradients in bfloat16, zeros counted": Case(
+        2, STEP + " --grad-reduce-in-bf16 --use-distributed-optimizer --log-num-zeros-in-grad"
+    ),
+    "step, small buckets": Case(2, STEP + " --use-distributed-optimizer --overlap-grad-reduce --ddp-bucket-size 5000000"),
+    "step, swapped optimizer, DP 1": Case(2, PP2 + STEP + " --use-distributed-optimizer --swap-optimizer"),
+    "step, swapped optimizer in four parts, DP 2": Case(
+        2, STEP + " --use-distributed-optimizer --swap-optimizer --swap-optimizer-times 4"
+    ),
+    "step, memory given back": Case(2, PP2 + STEP + " --empty-unused-memory-level 2"),
+    "step, experts": experts(4, GROUPED + EP2 + PP2 + STEP),
+    "step, LoRA": tuning(2, PP2 + STEP + LORA),
+    "step, TP 2": Case(2, TP2 + " --sequence-parallel" + STEP),
+    "step, multi-token prediction, one stage": experts(2, GROUPED + EP2 + PREDICT + STEP),
     "SFT, PP 2, samples of 91 tokens": short(91, 2, PP2),
     "SFT, PP 4, TP 2, samples of 333 tokens": short(333, 8, TP2 + " --pipeline-model-parallel-size 4 --sequence-parallel"),
     "SFT, micro batch 2, recomputed, samples of 1000 tokens": short(

@@ -167,7 +167,7 @@ _TABLE: tuple[Flag, ...] = (
         enable-mg2hf-convert@output model-type-hf= mg-save-dir=@output hf-save-dir=@output hf-cfg-dir=@input
         save-layer-by-layer"""),
     *_group(Handling.IGNORED, "logging", "logging, evaluation, profiling and process control", """
-        log-interval= log-throughput moe-per-layer-logging log-params-norm log-num-zeros-in-grad log-progress@output
+        log-interval= log-throughput moe-per-layer-logging log-params-norm log-progress@output
         log-timers-to-tensorboard log-memory-to-tensorboard log-world-size-to-tensorboard
         log-validation-ppl-to-tensorboard no-log-loss-scale-to-tensorboard log-straggler tensorboard-dir=@output
         tensorboard-log-interval= tensorboard-queue-size= wandb-project=@output wandb-exp-name=@output

@@ -373,6 +373,7 @@ class StateFlags:
     loss_scale: float | None = None
     initial_loss_scale: float = 2.0**32
     weight_decay: float = 0.01
+    log_num_zeros_in_grad: bool = False
     empty_unused_memory_level: int = 0
     num_distributed_optimizer_instances: int = only(1)
 

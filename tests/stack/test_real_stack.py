@@ -32,7 +32,9 @@ ROOT = Path(__file__).resolve().parents[2]
 if not LLM.is_dir():
     pytest.skip("MINDSPEED_CORE_MS_PATH does not name a folder with MindSpeed-LLM", allow_module_level=True)
 if missing_packages(STACK):
-    pytest.skip(f"the packages that MindSpeed-LLM imports are not there: {', '.join(missing_packages(STACK))}", allow_module_level=True)
+    pytest.skip(
+        f"the packages that MindSpeed-LLM imports are not there: {', '.join(missing_packages(STACK))}", allow_module_level=True
+    )
 
 SMALL = """
 --use-mcore-models --num-layers 4 --hidden-size 256 --ffn-hidden-size 512 --num-attention-heads 8 --seq-length 512

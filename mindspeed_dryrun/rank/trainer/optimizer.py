@@ -76,11 +76,15 @@ def build(settings: Settings, chunks: list[Any], dtype: Any) -> Any:
         clip_grad=settings.clip_grad,
         loss_scale=settings.loss_scale,
         initial_loss_scale=settings.initial_loss_scale,
+        log_num_zeros_in_grad=settings.log_num_zeros_in_grad,
     )
     on_host = swapped.main_parameters_on_host() if settings.swap_optimizer else contextlib.nullcontext()
     with on_host:
         optimizer = megatron_optimizer.get_megatron_optimizer(config, chunks, use_gloo_process_groups=False)
     parts = getattr(optimizer, "chained_optimizers", [optimizer])
+    if not settings.log_num_zeros_in_grad:  # megatron-core's chain counts them all the same; MindSpeed puts that right
+        # `def step`: https://gitcode.com/Ascend/MindSpeed/blob/v2.2.0_core_r0.12.1/mindspeed/core/megatron_basic/count_zero_fix.py#L6
+        optimizer.count_zeros = lambda: 0
     if settings.swap_optimizer:
         swapped.swap(parts, settings.swap_optimizer_times)
     if settings.reuse_fp32_param:
