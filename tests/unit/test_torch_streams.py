@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterator
 
 import pytest
 
@@ -14,10 +15,12 @@ MAIN, SIDE, OTHER = 0, 1, 2
 
 
 @pytest.fixture
-def given(monkeypatch: pytest.MonkeyPatch) -> Streams:
+def given(monkeypatch: pytest.MonkeyPatch) -> Iterator[Streams]:
     fresh = Streams()
     monkeypatch.setattr(streams, "streams", fresh)
-    return fresh
+    streams.late_in.cache_clear()
+    yield fresh
+    streams.late_in.cache_clear()
 
 
 def status(event: int) -> tuple[int, int]:
@@ -68,6 +71,7 @@ def test_only_a_late_rank_remembers(given: Streams, monkeypatch: pytest.MonkeyPa
     assert status(10) == (1, 0), "at once"
     for name, value in Activation(mode="rank", late_streams=True).to_env().items():
         monkeypatch.setenv(name, value)
+    streams.late_in.cache_clear()
     streams.record_event(10, SIDE)
     streams.stream_wait_event(None, 10)
     streams.record_event(11, None)

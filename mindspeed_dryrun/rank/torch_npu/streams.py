@@ -8,7 +8,9 @@ when that stream is done, so that it depends on this which block a tensor gets, 
 from __future__ import annotations
 
 import ctypes
+import functools
 import itertools
+import os
 from collections.abc import Iterable
 
 from mindspeed_dryrun.rank import activation as config
@@ -71,8 +73,14 @@ class Streams:
 streams = Streams()
 
 
-def _late() -> bool:
+@functools.cache
+def late_in(process: int) -> bool:
+    """A rank that was forked has an activation of its own. Thousands of events ask."""
     return config.current().late_streams
+
+
+def _late() -> bool:
+    return late_in(os.getpid())
 
 
 @answers("p", "aclrtCreateStream", "aclrtCreateEvent")
