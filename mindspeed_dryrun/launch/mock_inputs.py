@@ -125,8 +125,6 @@ def _missing(job: Job) -> list[str]:
             missing.append(_INPUT_SENTENCES[what].format(absent[0]))
     if missing:
         notes.append(f"not here, and not needed for a dry run: {', '.join(missing)}")
-    if job.arguments.has("--variable-seq-lengths"):
-        notes.append(f"every sample is counted with the full --seq-length {job.seq_length} (--variable-seq-lengths)")
     return notes
 
 

@@ -208,7 +208,7 @@ OPEN = f"{TUNE} --no-pad-to-seq-lengths --pipeline-model-parallel-size"
         pytest.param(
             f"{OPEN} 4 --tensor-model-parallel-size 2 --sequence-parallel", 8, 6, 333, 427, id="padded to a multiple of 8"
         ),
-        pytest.param(f"{TUNE} --pipeline-model-parallel-size 2", 2, 1, 91, 1465, id="padded to the sequence"),
+        pytest.param(f"{TUNE} --pipeline-model-parallel-size 2 --reset-attention-mask", 2, 1, 91, 1475, id="packed"),
     ],
 )
 def test_samples_of_a_length_that_is_told(

@@ -54,8 +54,8 @@ def test_without_a_length_every_sample_fills_the_sequence_and_the_peak_may_be_to
         ("2.2.0", "--no-pad-to-seq-lengths", False),
         ("26.1.0", "--variable-seq-lengths", False),  # stages tell each other what they send, but the collator pads
         ("26.1.0", "--no-pad-to-seq-lengths", True),
-        ("", "--no-pad-to-seq-lengths", True),  # not known: counted as a new one
-        ("", "--variable-seq-lengths", False),
+        ("", "--no-pad-to-seq-lengths", True),
+        ("", "--variable-seq-lengths", True),
     ],
 )
 def test_the_flag_has_another_name_since_2_3_0(tmp_path: Path, release: str, flag: str, said: bool) -> None:

@@ -27,7 +27,8 @@ def unpadded(settings: Settings) -> bool:
 def of_told_length(settings: Settings) -> Settings:
     """With sequences as long as the samples (`launch --sample-length`), where those are neither padded nor packed."""
     told, multiple = activation.current().sample_length, settings.pad_to_multiple_of
-    if not (told and settings.stage and unpadded(settings)) or settings.packed:
+    kept = unpadded(settings) if activation.current().release else settings.any_length  # by either flag, where it is not known
+    if not (told and settings.stage and kept) or settings.packed:
         return settings
     # `pad_to_multiple_of`: https://gitcode.com/Ascend/MindSpeed-LLM/blob/v2.2.0/mindspeed_llm/legacy/data/data_samplers.py#L62
     length = min(-(-told // multiple) * multiple, settings.seq_length)
