@@ -72,7 +72,7 @@ def padded_vocabulary(job: Job) -> tuple[int, list[str]]:
     """The padded size of the vocabulary as the trainer would have it, and what to say if it had to be assumed."""
     arguments, tp = job.arguments, job.parallel.tp
     known = sizes.read_padded_vocabulary(arguments, tp)
-    # `_vocab_size_with_padding(tokenizer.vocab_size`: https://gitcode.com/Ascend/MindSpeed-LLM/blob/v2.2.0/mindspeed_llm/training/tokenizer/tokenizer.py#L55
+    # `_vocab_size_with_padding(tokenizer.vocab_size`: https://gitcode.com/Ascend/MindSpeed-LLM/blob/v2.2.0/mindspeed_llm/training/tokenizer/tokenizer.py#L57
     if known and (arguments.has("--padded-vocab-size") or arguments.text("--tokenizer-type") in _SIZED_BY_FLAG):
         return known, []
     divisible_by = arguments.positive("--make-vocab-size-divisible-by", 128)

@@ -17,7 +17,7 @@ from mindspeed_dryrun.launch.job import Job
 from mindspeed_dryrun.rank import installed
 from mindspeed_dryrun.record.run_spec import RunSpec
 
-# `class _IndexWriter`: https://github.com/NVIDIA/Megatron-LM/blob/core_v0.12.1/megatron/core/datasets/indexed_dataset.py#L112
+# `class _IndexWriter`: https://github.com/NVIDIA/Megatron-LM/blob/core_v0.12.1/megatron/core/datasets/indexed_dataset.py#L113
 _MAGIC = b"MMIDIDX\x00\x00"
 _HEADER = struct.Struct("<QBQQ")  # version, kind of the numbers in .bin, samples, documents
 _TUNING = ("--is-instruction-dataset", "--is-pairwise-dataset")

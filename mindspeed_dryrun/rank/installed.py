@@ -97,7 +97,7 @@ def hooks_blocks_only(tree: Path) -> bool:
     Under uniform, the recomputed layers of the first stage have no backward pass then, and their adapters do not learn. So it is
     in all releases up to the tag v26.1.0, and no more on the branches 26.1.0 and master since 14 August 2026.
     """
-    # `_create_hooks`: https://gitcode.com/Ascend/MindSpeed-LLM/blob/v26.1.0/mindspeed_llm/training/training.py#L212
+    # `_create_hooks`: https://gitcode.com/Ascend/MindSpeed-LLM/blob/v26.1.0/mindspeed_llm/training/training.py#L213
     nodes = _syntax(tree / "mindspeed_llm" / "training" / "training.py")
     choices = (node for node in nodes if isinstance(node, ast.If) and "_create_hooks" in _names(node.body))
     return any("recompute_method" in _names([node.test]) for node in choices)

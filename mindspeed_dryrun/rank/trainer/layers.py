@@ -163,7 +163,7 @@ class HalvedLayer(TransformerLayer):  # type: ignore[misc]
     """The norm before the MLP belongs to the MLP's half, as in MindSpeed-LLM from 26.1.0 on: without gradients, what attention
     was made of is gone by then."""
 
-    # `TransformerLayer._forward_mlp`: https://gitcode.com/Ascend/MindSpeed-LLM/blob/v26.1.0/mindspeed_llm/core/transformer/transformer_layer.py#L264
+    # `def _forward_mlp`: https://gitcode.com/Ascend/MindSpeed-LLM/blob/v26.1.0/mindspeed_llm/core/transformer/transformer_layer.py#L264
 
     def _forward_attention(self, *args: Any, **kwargs: Any) -> Any:
         norm: Any = self.pre_mlp_layernorm
