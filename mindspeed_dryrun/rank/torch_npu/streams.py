@@ -2,7 +2,7 @@
 
 Everything has been done at once, but on ranks that are faster than those they talk to (the edge of layerwise disaggregated
 training): there a stream has done what the host has waited for, no more. A block that a second stream uses is given out again
-when that stream is done, so that it depends on this which block a tensor gets, and how much of it is too small to be split off.
+when that stream is done. So which block a tensor gets, and how much of it is too small to be split off, depends on this.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ def unpadded(settings: Settings) -> bool:
 
 def of_told_length(settings: Settings) -> Settings:
     """With sequences as long as the samples (`launch --sample-length`), where those are neither padded nor packed."""
-    told, multiple = activation.current().sample_length, settings.pad_to_multiple_of
+    told, multiple = activation.current().sample_length, settings.pad_to_multiple_of or 1
     kept = unpadded(settings) if activation.current().release else settings.any_length  # by either flag, where it is not known
     if not (told and settings.stage and kept) or settings.packed:
         return settings
