@@ -37,7 +37,7 @@ def sample_length(job: Job, spec: RunSpec, release: str) -> SampleLength:
 
     Only of fine-tuning whose samples are neither padded to the sequence length nor packed. `release`: of MindSpeed-LLM, or empty.
     """
-    flag = next((flag for flag in _flags(release) if job.arguments.has(flag)), None)
+    flag = next((flag for flag in installed.unpadding_flags(release) if job.arguments.has(flag)), None)
     if flag is None or not job.arguments.has_any(_TUNING) or job.arguments.has_any(_PACKED):
         return SampleLength(spec.sample_length)
     if spec.sample_length:
@@ -64,13 +64,6 @@ def sample_length(job: Job, spec: RunSpec, release: str) -> SampleLength:
             "is too HIGH, perhaps by far, if no sample is that long. --sample-length N counts them with N, the longest's length"
         )
     )
-
-
-def _flags(release: str) -> list[str]:
-    """That leave samples as long as they are; since 2.3.0 the older one only makes stages tell each other what they send."""
-    # `no_pad_to_seq_lengths`: https://gitcode.com/Ascend/MindSpeed-LLM/blob/v2.3.0/mindspeed_llm/features_manager/finetune/finetune.py#L42
-    newer = installed.number(release or installed.MASTER) >= installed.number("2.3.0")
-    return ["--no-pad-to-seq-lengths"] * newer + ["--variable-seq-lengths"] * (not release or not newer)
 
 
 def longest_sample(prefixes: Sequence[Path]) -> int:

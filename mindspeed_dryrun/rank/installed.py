@@ -103,6 +103,18 @@ def hooks_blocks_only(tree: Path) -> bool:
     return any("recompute_method" in _names([node.test]) for node in choices)
 
 
+def unpadding_flags(release: str) -> tuple[str, ...]:
+    """With which samples keep their own length in this release of MindSpeed-LLM; either, where it is not known (empty).
+
+    Since 2.3.0 samples are padded to the sequence length under the older flag.
+    """
+    # `no_pad_to_seq_lengths`: https://gitcode.com/Ascend/MindSpeed-LLM/blob/v2.3.0/mindspeed_llm/features_manager/finetune/finetune.py#L42
+    newer, older = "--no-pad-to-seq-lengths", "--variable-seq-lengths"
+    if not release:
+        return newer, older
+    return (newer,) if number(release) >= number("2.3.0") else (older,)
+
+
 def _names(nodes: Iterable[ast.AST]) -> set[str]:
     """Of variables and attributes."""
     parts = (part for node in nodes for part in ast.walk(node))

@@ -52,7 +52,7 @@ def test_without_a_length_every_sample_fills_the_sequence_and_the_peak_may_be_to
     [
         ("2.2.0", "--variable-seq-lengths", True),
         ("2.2.0", "--no-pad-to-seq-lengths", False),
-        ("26.1.0", "--variable-seq-lengths", False),  # stages tell each other what they send, but the collator pads
+        ("26.1.0", "--variable-seq-lengths", False),  # the collator pads
         ("26.1.0", "--no-pad-to-seq-lengths", True),
         ("", "--no-pad-to-seq-lengths", True),
         ("", "--variable-seq-lengths", True),

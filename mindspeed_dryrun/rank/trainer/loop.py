@@ -12,7 +12,7 @@ from megatron.core.pipeline_parallel import get_forward_backward_func, p2p_commu
 from megatron.core.utils import get_model_config
 
 from mindspeed_dryrun.megatron.settings import Settings
-from mindspeed_dryrun.rank import activation, collector, progress
+from mindspeed_dryrun.rank import activation, collector, installed, progress
 from mindspeed_dryrun.rank.trainer import context_parallel, preference, recompute, tuning
 
 
@@ -108,7 +108,7 @@ def _announce_shapes(settings: Settings, config: Any, micro_batch_size: int) -> 
     Waiting for the answer also gives back what an earlier exchange has sent, so it decides how long that is held.
     """
     # `post_validate_args`: https://gitcode.com/Ascend/MindSpeed-LLM/blob/v26.1.0/mindspeed_llm/features_manager/finetune/finetune.py#L39
-    if not tuning.unpadded(settings):
+    if not tuning.unpadded(settings, activation.current().release or installed.MASTER):
         return
     exchange = p2p_communication._communicate_shapes
     split = settings.context_parallel_size * (settings.tensor_model_parallel_size if settings.sequence_parallel else 1)

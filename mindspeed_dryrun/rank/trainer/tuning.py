@@ -11,24 +11,24 @@ from typing import Any
 import torch
 from megatron.core import parallel_state
 
+from mindspeed_dryrun.megatron.flags import FLAGS
 from mindspeed_dryrun.megatron.settings import Settings
-from mindspeed_dryrun.rank import activation
-from mindspeed_dryrun.rank.trainer import context_parallel, releases
+from mindspeed_dryrun.rank import activation, installed
+from mindspeed_dryrun.rank.trainer import context_parallel
 
 IGNORED = -100
 """The label of a token that is no answer."""
 
 
-def unpadded(settings: Settings) -> bool:
+def unpadded(settings: Settings, release: str) -> bool:
     """Whether samples keep the length that they have, by the flag of the release."""
-    return settings.no_pad_to_seq_lengths if releases.since("2.3.0") else settings.variable_seq_lengths
+    return any(getattr(settings, FLAGS[flag].key) for flag in installed.unpadding_flags(release))
 
 
 def of_told_length(settings: Settings) -> Settings:
     """With sequences as long as the samples (`launch --sample-length`), where those are neither padded nor packed."""
     told, multiple = activation.current().sample_length, settings.pad_to_multiple_of or 1
-    kept = unpadded(settings) if activation.current().release else settings.any_length  # by either flag, where it is not known
-    if not (told and settings.stage and kept) or settings.packed:
+    if not (told and settings.stage and unpadded(settings, activation.current().release)) or settings.packed:
         return settings
     # `pad_to_multiple_of`: https://gitcode.com/Ascend/MindSpeed-LLM/blob/v2.2.0/mindspeed_llm/legacy/data/data_samplers.py#L62
     length = min(-(-told // multiple) * multiple, settings.seq_length)
